@@ -79,16 +79,18 @@ class RequestError(PagewireError):
         kind: name in the frame.
         retryable: whether the same request may succeed later.
         retry_after_ms: when to retry, in milliseconds from now; None: unknown.
+        field: name of the invalid field of the request; None: no single field is to blame.
     """
 
     code: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
+    def __init__(self, message: str, retry_after_ms: int | None = None, *, field: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
+        self.field = field
 
 
 class InvalidRequest(RequestError):
@@ -147,6 +149,15 @@ class Unavailable(RequestError):
     """A service that the request needs is not running."""
 
     code, kind, retryable = 503, "unavailable", True
+
+
+def invalid_field(field: str, reason: str) -> InvalidRequest:
+    """Returns the error of a field that is invalid; the message begins with its name.
+
+    >>> str(invalid_field("n", "must be at least 1, not 0"))
+    'n must be at least 1, not 0'
+    """
+    return InvalidRequest(f"{field} {reason}", field=field)
 
 
 REQUEST_ERRORS: dict[str, type[RequestError]] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 
 Record = npt.NDArray[np.void]
 """An array of dtype `RECORD`: a sequence's record [], or a table of records [slots]."""
@@ -68,7 +68,7 @@ class Parameter:
             InvalidRequest: the value is out of range; the message names the field.
         """
         if not self.lowest <= value <= self.highest:  # true for NaN
-            raise InvalidRequest(f"{self.name} must be {self.allowed}, not {value}")
+            raise invalid_field(self.name, f"must be {self.allowed}, not {value}")
 
 
 PARAMETERS = (

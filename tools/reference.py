@@ -4,12 +4,12 @@ from pathlib import Path
 
 import yaml
 
-from pagewire.services.gateway.openapi import PLAIN, ROUTES, fields, kind_of
+from pagewire.services.gateway.openapi import GET_PATHS, ROUTES, fields, kind_of
 from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields, unknown_fields
 from pagewire.shared.settings.config import FIELDS, Settings, variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
-from tools import asyncapi, vllm_names
+from tools import asyncapi, metrics_reference, vllm_names
 from tools.vllm_names import Here
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def http() -> str:
         "",
         "| path | GET |",
         "| --- | --- |",
-        *(f"| `{path}` | {text} |" for path, text in PLAIN.items()),
+        *(f"| `{path}` | {text} |" for path, text in GET_PATHS.items()),
         "| `/v1/models` | The models. |",
         "| `/v1/models/{model}` | One model. |",
     ]
@@ -124,6 +124,7 @@ PAGES = {
     "docs/http.md": http,
     "docs/from-vllm.md": from_vllm,
     "docs/asyncapi.yaml": asyncapi_page,
+    "docs/metrics.md": metrics_reference.reference,
 }
 
 

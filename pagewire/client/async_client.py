@@ -14,6 +14,7 @@ from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
+from pagewire.shared.client_protocol.client_requests import field_of
 from pagewire.shared.errors import (
     BusUnavailable,
     InvalidRequest,
@@ -203,7 +204,7 @@ class AsyncClient:
             body = msgspec.to_builtins(request)
             checked = msgspec.convert(body, GenerateRequest)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(str(error)) from error
+            raise InvalidRequest(str(error), field=field_of(error)) from error
         bus, directory, batch_inbox = self._connection()
         return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=fresh or not request_id)
 

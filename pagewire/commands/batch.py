@@ -16,7 +16,7 @@ from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.endpoint import TIMEOUT, Api
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.errors import ConfigurationError, InvalidRequest, RequestError
+from pagewire.shared.errors import ConfigurationError, RequestError, invalid_field
 from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
@@ -125,10 +125,10 @@ async def _body(client: AsyncClient, line: Line, request_id: str) -> bytes:
     """Returns the answer of a request's route, encoded."""
     api: Api | None = APIS.get(line.url)
     if api is None:
-        raise InvalidRequest(f"url must be one of {', '.join(APIS)}, not {line.url}")
+        raise invalid_field("url", f"must be one of {', '.join(APIS)}, not {line.url}")
     call = api.read(bytes(line.body), UnknownFields())
     if call.streamed:
-        raise InvalidRequest("stream is not possible in a batch: leave it out")
+        raise invalid_field("stream", "is not possible in a batch: leave it out")
     call.arguments["request_id"] = request_id
     stream = client.stream(timeout=TIMEOUT, **call.arguments)
     return msgspec.json.encode(await api.answer(client, call, stream, await stream.result()))

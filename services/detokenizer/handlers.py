@@ -21,7 +21,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
-from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRequest, Overloaded
+from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRequest, Overloaded, invalid_field
 from pagewire.shared.messages import Decoder, Wire, encode, unpack
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.client import CancelReply, ResumeRequest
@@ -284,7 +284,7 @@ class ClientHandlers:
         try:
             request = decode_request(message.data, ResumeRequest, encoding_of(message.headers))
             if request.start < 0:
-                raise InvalidRequest("start counts from 0")
+                raise invalid_field("start", "counts from 0")
         except InvalidRequest as error:
             self._refuse_resume(message, error)
             return
@@ -328,7 +328,7 @@ class ClientHandlers:
         try:
             request = decode_request(message.data, DetokenizeRequest, encoding_of(message.headers))
             if not all(0 <= token <= MAX_TOKEN_ID for token in request.token_ids):
-                raise InvalidRequest("token_ids holds a number that cannot be a token id")
+                raise invalid_field("token_ids", "holds a number that cannot be a token id")
         except InvalidRequest as error:
             self._replier.refuse(message, error)
             return

@@ -20,18 +20,16 @@ from pagewire.services.gateway.http.authentication import Authentication, FindTe
 from pagewire.services.gateway.http.connection import ClientGone
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.metrics.prometheus import CONTENT_TYPE
-from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT
+from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT_MESSAGE
 from pagewire.services.gateway.routes.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.routes.health import Health
 from pagewire.services.gateway.routes.tokenization import Tokenization
 from pagewire.shared.errors import Internal, InvalidRequest, ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]
-"""The generating endpoints by path."""
-EXPOSED = ("X-Request-Id", "Pagewire-Warning", "Retry-After")
+"""The endpoints that generate text, by path."""
+EXPOSED_HEADERS = ("X-Request-Id", "Pagewire-Warning", "Retry-After")
 """Response headers that scripts of allowed web sites may read."""
-
-
 POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 """Routes of vLLM for models that do not generate text."""
 
@@ -50,17 +48,21 @@ def build(
     """Returns the application.
 
     Args:
-        find_tenant: if given, all paths but those of `authentication.PUBLIC` need a key.
+        client: client of the pipeline.
+        endpoints: endpoints that generate text, by path.
+        health: health of the pipeline.
+        metrics: page of metrics.
+        find_tenant: returns the tenant of a key, which all paths but `PUBLIC_PATHS` need; None: no path needs one.
         allowed_origins: web sites whose scripts may send requests; `*`: all.
-        body_limit: bytes of a body of the routes that are no endpoints.
-        strict: whether these routes refuse unknown fields.
+        body_limit: bytes of a body of the routes that generate no text.
+        strict: whether the routes that generate no text refuse unknown fields.
     """
     tokenization = Tokenization(client, body_limit, strict=strict)
     app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization))
     if find_tenant is not None:
         app = Authentication(app, find_tenant)
     if allowed_origins:
-        app = CORSMiddleware(app, allowed_origins, ["*"], ["*"], expose_headers=EXPOSED)
+        app = CORSMiddleware(app, allowed_origins, ["*"], ["*"], expose_headers=EXPOSED_HEADERS)
     return app
 
 
@@ -100,7 +102,7 @@ def _starlette(
                 return _json(model)
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
-    async def figures(_: Request) -> Response:
+    async def metrics_page(_: Request) -> Response:
         return Response(await metrics.text(health.instances), media_type=CONTENT_TYPE)
 
     async def pooling(request: Request) -> Response:
@@ -116,7 +118,7 @@ def _starlette(
             Route("/version", own_version),
             Route("/openapi.json", description),
             Route("/docs", documentation),
-            Route("/metrics", figures),
+            Route("/metrics", metrics_page),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
@@ -158,13 +160,13 @@ async def _on_pagewire_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(_: Request, __: Exception) -> Response:
-    """Answers nobody: the client has disconnected before the end of its body."""
+    """Ends a request whose client has disconnected before the end of its body: nobody reads the answer."""
     return Response(status_code=CLIENT_GONE)
 
 
 async def _on_fault(request: Request, _: Exception) -> Response:
     """Answers a request that has met a fault, which Starlette raises again for the log."""
-    return errors.response(Internal(FAULT), request.url.path)
+    return errors.response(Internal(FAULT_MESSAGE), request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -175,8 +177,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
         kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
     else:
-        there = [path for path in routes if "{" not in path and path not in POOLING]
-        kind, hint = "not_found", f"use one of {', '.join(there)}"
+        paths = [path for path in routes if "{" not in path and path not in POOLING]
+        kind, hint = "not_found", f"use one of {', '.join(paths)}"
     message = f"{request.method} {request.url.path}: {error.detail}: {hint}"
     content = errors.body(error.status_code, kind, message, request.url.path)
     return Response(content, error.status_code, error.headers, "application/json")

@@ -37,7 +37,7 @@ class Route(NamedTuple):
     sampling: bool = False
     """Whether vLLM's sampling parameters may stand beside the fields of the request."""
     streams: bool = True
-    """Whether the answer can be a stream of events."""
+    """Whether the answer may be a stream of events."""
     passed: Collection[str] = ()
     """Fields of a chat that may stand beside those of the request."""
 
@@ -62,8 +62,8 @@ ROUTES = {
     "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", streams=False),
     "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
 }
-"""By path."""
-SHARED = {
+"""The routes that take a JSON body, by path."""
+MEANINGS = {
     "echo": "Refused unless false: the answer never repeats the conversation.",
     "input": "A text, or the items of the conversation.",
     "instructions": "What the model is told ahead of the conversation.",
@@ -78,8 +78,8 @@ SHARED = {
     "thinking": "Whether the model reasons before it answers, if its chat template lets the request decide.",
     "tokens": "The token ids.",
 }
-"""Meaning of fields that neither their own struct nor one of the pipeline describes."""
-PLAIN = {
+"""Meanings of the fields that neither their own struct nor one of the pipeline describes."""
+GET_PATHS = {
     "/health": "200 while a request would be served, else 503 and the reason.",
     "/readyz": "The same as /health.",
     "/livez": "200 while the gateway runs.",
@@ -90,26 +90,28 @@ PLAIN = {
     "/openapi.json": "This document.",
     "/docs": "This document as a page.",
 }
-"""Other paths, and what a GET answers."""
-ERRORS = (ErrorBody, AnthropicsErrorBody)
+"""Answers to a GET of the other paths."""
+ERROR_BODIES = (ErrorBody, AnthropicsErrorBody)
+"""Bodies of errors."""
 _REF = "#/components/schemas/{name}"
+"""Template of the reference to a schema."""
 
 
 @cache
 def document() -> dict[str, Any]:
     """Returns the document."""
-    found, schemas = _components()
+    refs, schemas = _components()
     paths: dict[str, Any] = {
         path: {"get": {"summary": text, "responses": {"200": {"description": text}, "503": {"description": text}}}}
-        for path, text in PLAIN.items()
+        for path, text in GET_PATHS.items()
     }
     paths["/ping"]["post"] = paths["/ping"]["get"]
-    paths["/v1/models"] = {"get": _operation("Lists the models.", found[openai_shapes.ModelList], found[ErrorBody])}
-    one = _operation("Describes a model.", found[openai_shapes.Model], found[ErrorBody])
-    one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
-    paths["/v1/models/{model}"] = {"get": one}
+    paths["/v1/models"] = {"get": _operation("Lists the models.", refs[openai_shapes.ModelList], refs[ErrorBody])}
+    model = _operation("Describes a model.", refs[openai_shapes.Model], refs[ErrorBody])
+    model["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    paths["/v1/models/{model}"] = {"get": model}
     for path, route in ROUTES.items():
-        operation = _operation(route.summary, found[route.answer], found[_error_of(path)])
+        operation = _operation(route.summary, refs[route.answer], refs[_error_of(path)])
         if route.streams:
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
         schema: dict[str, Any] = {
@@ -132,23 +134,23 @@ def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
     """Returns name, schema and meaning of each field of a route's requests."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
     described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
-    beside = set(route.passed)
-    wanted: dict[type[msgspec.Struct], set[str]] = {
-        ChatCompletionRequest: beside,
-        SamplingParams: _names(SamplingParams) if route.sampling else beside,
+    passed = set(route.passed)
+    names: dict[type[msgspec.Struct], set[str]] = {
+        ChatCompletionRequest: passed,
+        SamplingParams: _names(SamplingParams) if route.sampling else passed,
         route.request: _names(route.request),
     }
-    for kind in dict.fromkeys((route.request, *wanted)):
-        found, schemas = _components()
-        properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
+    for kind in dict.fromkeys((route.request, *names)):
+        refs, schemas = _components()
+        properties = schemas[refs[kind]["$ref"].rpartition("/")[2]]["properties"]
         texts = describe(kind)
         for field in msgspec.structs.fields(kind):
-            if field.encode_name not in wanted[kind]:
+            if field.encode_name not in names[kind]:
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
             schema |= _bounds(field.name)
-            text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
+            text = " ".join((texts.get(field.name) or described.get(field.name) or MEANINGS[field.encode_name]).split())
             if not field.required:  # a null field counts as missing
                 schema = _or_null(schema)
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
@@ -164,10 +166,10 @@ def _names(kind: type[msgspec.Struct]) -> set[str]:
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
-    more: list[type[msgspec.Struct]] = [SamplingParams, openai_shapes.Model, openai_shapes.ModelList, *ERRORS]
-    every = list(dict.fromkeys(kinds + more))
-    refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
-    return dict(zip(every, refs, strict=True)), schemas
+    more: list[type[msgspec.Struct]] = [SamplingParams, openai_shapes.Model, openai_shapes.ModelList, *ERROR_BODIES]
+    structs = list(dict.fromkeys(kinds + more))
+    refs, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
+    return dict(zip(structs, refs, strict=True)), schemas
 
 
 def page() -> str:

@@ -10,7 +10,7 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, openapi
 from pagewire.services.gateway.http import server
 from pagewire.services.gateway.http.authentication import find_tenant
-from pagewire.services.gateway.http.http_counter import Answers
+from pagewire.services.gateway.http.http_counter import HttpCounter
 from pagewire.services.gateway.http.http_protocol import Connections
 from pagewire.services.gateway.http.rotation import Rotation
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
@@ -36,9 +36,9 @@ APIS: dict[str, Api] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
-"""What generates text, by its path."""
+"""The routes that generate text, by path."""
 
-OTHERS_READY_WITHIN = 10.0
+START_TIMEOUT = 10.0
 """Seconds that a new gateway gives the other services, which may restart as well, before it refuses requests."""
 
 _log = structlog.get_logger()
@@ -75,8 +75,8 @@ class Gateway:
             strict=settings.strict,
         )
         self._rotation = Rotation(application, tuple(openapi.ROUTES))
-        self._answers = Answers(self._rotation, APIS, (*openapi.ROUTES, *openapi.PLAIN, "/v1/models"))
-        self._server = server.Server(self._answers, self._listener, self._connections, self._tls)
+        self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, "/v1/models"))
+        self._server = server.Server(self._counter, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port, and how many connections are open, were refused, and how many requests run and ended."""
@@ -95,7 +95,7 @@ class Gateway:
         yield table.CONNECTIONS.sample(len(self._connections.open))
         yield table.HTTP_LIMITED.sample(self._connections.refused)
         yield table.HTTP_RUNNING.sample(self._running)
-        yield from self._answers.samples()
+        yield from self._counter.samples()
 
     async def drain(self) -> None:
         """Finishes the requests in progress and closes all connections.
@@ -133,7 +133,7 @@ class Gateway:
     async def _begin(self) -> None:
         """Lets requests in once the other services are ready, and their models known: requests for these can wait."""
         with suppress(TimeoutError, Unavailable, BusError):
-            async with asyncio.timeout(OTHERS_READY_WITHIN):
+            async with asyncio.timeout(START_TIMEOUT):
                 await poll(lambda: not self._health.missing())
                 await self._client.models()
         self._rotation.begin()

@@ -1,4 +1,4 @@
-"""A call as a JSON object with a name and arguments, which most formats have in common."""
+"""A call as a JSON object with a name and arguments, the form that most formats have in common."""
 
 import json
 from collections.abc import Generator
@@ -6,13 +6,15 @@ from typing import Any
 
 from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
-MAX_NAME = 256
+MAX_NAME_LENGTH = 256
 """Characters of a name, and of any other key or text, before it is known whether they belong to a call."""
-MAX_HELD = 8192
+MAX_HELD_LENGTH = 8192
 """Characters of arguments that are held back because the name comes after them."""
 
 _ARGUMENTS = ("arguments", "parameters")
+"""Keys of the arguments."""
 _SCALARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzE")
+"""Characters of numbers, `true`, `false` and `null`."""
 
 
 def call_object(reader: Reader) -> Steps[None]:
@@ -22,10 +24,10 @@ def call_object(reader: Reader) -> Steps[None]:
     of its arguments are known.
 
     Raises:
-        Malformed: it is something else.
+        Malformed: the text is something else.
     """
-    name, held = "", ""
-    known = begun = False
+    name, early_arguments = "", ""
+    has_arguments = begun = False
     yield from reader.expect("{")
     while True:
         yield from reader.space()
@@ -37,8 +39,8 @@ def call_object(reader: Reader) -> Steps[None]:
             name = yield from _string(reader)
             if not name:
                 raise Malformed
-        elif key in _ARGUMENTS and not known:
-            known = True
+        elif key in _ARGUMENTS and not has_arguments:
+            has_arguments = True
             if (yield from reader.peek()) != "{":
                 raise Malformed
             if name:
@@ -46,7 +48,7 @@ def call_object(reader: Reader) -> Steps[None]:
                 begun = True
                 yield from reader.nested(reader.out.arguments)
             else:
-                held = yield from _held(reader)
+                early_arguments = yield from _object_or_array(reader)
         else:
             yield from _skip(reader)
         yield from reader.space()
@@ -59,14 +61,14 @@ def call_object(reader: Reader) -> Steps[None]:
         raise Malformed
     if not begun:
         reader.call(name)
-        reader.out.arguments(held or "{}")
+        reader.out.arguments(early_arguments or "{}")
 
 
 def call_array(reader: Reader) -> Steps[None]:
-    """Reads calls as a JSON array. Where a call after the first is something else, what follows is content.
+    """Reads calls as a JSON array. If an element after the first is no call, it is content, and so is the rest.
 
     Raises:
-        Malformed: it is something else.
+        Malformed: the text is something else.
     """
     yield from reader.expect("[")
     while True:
@@ -79,23 +81,23 @@ def call_array(reader: Reader) -> Steps[None]:
             return
 
 
-def _held(reader: Reader) -> Steps[str]:
+def _object_or_array(reader: Reader) -> Steps[str]:
     """Returns an object or array. Raises Malformed if it does not end, or is too long to be held back."""
-    found = Held(MAX_HELD)
-    if not (yield from reader.nested(found.take, strict=True)):
+    value = Held(MAX_HELD_LENGTH)
+    if not (yield from reader.nested(value.take, strict=True)):
         raise Malformed
-    return found.text
+    return value.text
 
 
 def _skip(reader: Reader) -> Steps[None]:
-    """Reads a value that means nothing here."""
+    """Reads the value of another key."""
     first = yield from reader.peek()
     if first == '"':
         yield from _string(reader)
     elif first in {"{", "["}:
-        yield from _held(reader)
+        yield from _object_or_array(reader)
     else:
-        for _ in range(MAX_NAME):
+        for _ in range(MAX_NAME_LENGTH):
             if (yield from reader.peek()) not in _SCALARS:
                 return
             yield from reader.next()
@@ -113,7 +115,7 @@ def _string(reader: Reader) -> Generator[None, None, str]:
             break
         if character == "\\":
             raw += yield from reader.next()
-        if len(raw) > MAX_NAME:
+        if len(raw) > MAX_NAME_LENGTH:
             raise Malformed
     try:
         value: Any = json.loads(raw, strict=False)

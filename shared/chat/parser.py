@@ -14,8 +14,14 @@ from pagewire.shared.messages.client import ChatFormat
 class MessageParser:
     """Finds reasoning and tool calls in the text of one completion.
 
-    Any split of a text gives the same message, and every character of it is passed on as soon as no further text could
-    change what it is. What looks like a call and turns out to be none is content.
+    Any split of a text gives the same message, and every character is passed on as soon as no further text could
+    change what it belongs to. A text that looks like a call and turns out to be something else is content.
+
+    >>> parser = MessageParser(ChatFormat(reasoning="think"))
+    >>> parser.push("<think>Easy.</th")
+    [Part(kind=<Kind.REASONING: 2>, text='Easy.', call=-1)]
+    >>> parser.push("ink>4")
+    [Part(kind=<Kind.CONTENT: 1>, text='4', call=-1)]
     """
 
     def __init__(self, form: ChatFormat) -> None:
@@ -49,12 +55,14 @@ class Call:
 
 @dataclass(slots=True)
 class Message:
-    """What an assistant says."""
+    """The message of an assistant."""
 
     content: str | None = None
-    """None if there is no text at all."""
+    """Text for the user; None: there is no text at all."""
     reasoning: str | None = None
+    """Reasoning before the answer; None: there is no reasoning at all."""
     calls: list[Call] = field(default_factory=list)
+    """Calls of tools."""
 
     def add(self, part: Part) -> None:
         """Appends a part."""
@@ -70,7 +78,12 @@ class Message:
 
 
 def read_message(text: str, form: ChatFormat | None) -> Message:
-    """Returns the message of a whole text. `form` is the `chat_format` of the result that has the text."""
+    """Returns the message of a whole text. `form`: the `chat_format` of the result that has the text.
+
+    >>> message = read_message('[{"name": "f", "parameters": {"a": 1}}]', ChatFormat(tool_calls="required"))
+    >>> message.calls
+    [Call(name='f', arguments='{"a": 1}')]
+    """
     if form is None:
         return Message(text)
     parser = MessageParser(form)

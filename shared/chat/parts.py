@@ -4,11 +4,11 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 WHITE = " \t\r\n"
-"""White space around reasoning and calls, which is markup and no part of a message."""
+"""White space: around reasoning and calls it is markup and no part of a message."""
 
 
 class Kind(Enum):
-    """What a part belongs to."""
+    """The piece of a message that a part belongs to."""
 
     CONTENT = auto()
     REASONING = auto()
@@ -19,12 +19,12 @@ class Kind(Enum):
 
 
 class Part(NamedTuple):
-    """A piece of a message."""
+    """The next part of a message."""
 
     kind: Kind
     text: str
     call: int = -1
-    """Index of the call."""
+    """Index of the call; -1: the part belongs to none."""
 
 
 class PartWriter:
@@ -38,9 +38,9 @@ class PartWriter:
         self._trims = False
         """Whether white space that comes next is dropped."""
         self._kind = Kind.CONTENT
-        """What the last text belongs to."""
+        """Kind of the last text."""
         self._space = ""
-        """White space at its end, which is dropped if something else follows."""
+        """White space at the end of the last text, which is dropped if something else follows."""
 
     def content(self, text: str) -> None:
         """Adds content."""

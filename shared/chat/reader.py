@@ -1,7 +1,6 @@
 """Reads a text that arrives in pieces, as a grammar of generators that yield whenever they need more of it.
 
-What a grammar does depends on the text alone and not on how it was cut: a decision is taken once no further text could
-change it.
+A grammar takes a decision once no further text could change it: the result does not depend on where the text is cut.
 """
 
 import re
@@ -15,9 +14,11 @@ Steps = Generator[None, None, T]
 """A part of a grammar: it yields for more text, and returns a value in the end."""
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
+"""Characters of JSON outside strings that begin or end something."""
 _STRICT = re.compile(r"""["{}\[\]]|[^\s:,a-z0-9E+.-]""")
-"""Like `_OUTSIDE`, and characters that no JSON has outside strings."""
+"""Characters of `_OUTSIDE`, and all that JSON does not have outside strings."""
 _INSIDE = re.compile(r'["\\]')
+"""Characters in a JSON string that end it or escape the next one."""
 
 
 class Malformed(Exception):
@@ -25,17 +26,17 @@ class Malformed(Exception):
 
 
 class Held:
-    """Text that is held back until it is known what it is."""
+    """Text that is held back until its meaning is certain."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: characters."""
+    def __init__(self, limit: int) -> None:
+        """`limit`: maximum number of characters."""
         self.text = ""
-        self._most = most
+        self._limit = limit
 
     def take(self, piece: str) -> None:
         """Appends a piece. Raises Malformed if the text is too long then."""
         self.text += piece
-        if len(self.text) > self._most:
+        if len(self.text) > self._limit:
             raise Malformed
 
 
@@ -45,18 +46,21 @@ class Reader:
     Attributes:
         out: takes the parts that the grammar finds.
         texts: names of the arguments that are texts, by tool.
-        marked: whether the text since `mark` may still turn out to be something else.
     """
 
     def __init__(self, out: PartWriter, texts: Mapping[str, Collection[str]]) -> None:
         self.out = out
         self.texts = texts
         self._text = ""
+        """The text from the mark or the position on."""
         self._at = 0
+        """Position in `_text` of the next character."""
         self._ended = False
+        """Whether no text follows."""
         self._mark = -1
+        """Position of the first character that may be refused; -1: there is none."""
         self._again = -1
-        """Where reading goes on if the text since the mark is refused."""
+        """Position at which reading goes on if the text since the mark is refused."""
 
     def feed(self, text: str) -> None:
         """Appends a piece of the text."""
@@ -67,12 +71,12 @@ class Reader:
             self._mark, self._again = 0, self._again - start
 
     def end(self) -> None:
-        """Says that no text follows."""
+        """Ends the text."""
         self._ended = True
 
     @property
     def marked(self) -> bool:
-        """Whether what was read last may still be refused."""
+        """Whether the text since `mark` may still be refused."""
         return self._mark >= 0
 
     def mark(self, length: int = 0) -> None:
@@ -80,43 +84,55 @@ class Reader:
         self._mark, self._again = self._at - length, self._at
 
     def commit(self) -> None:
-        """Accepts what was read since the mark."""
+        """Accepts the text since the mark."""
         self._mark = -1
 
     def refuse(self) -> None:
-        """Makes what was marked content, and reads what follows it again. Nothing happens without a mark."""
+        """Makes the marked text content, and reads the text behind it again. Nothing happens without a mark."""
         if self.marked:
             self.out.content(self._text[self._mark : self._again])
             self._at = self._again
             self.commit()
 
     def attempt(self, grammar: Steps[None]) -> Steps[None]:
-        """Reads what `grammar` describes. If the text is something else, refuses what is marked by then."""
+        """Reads a text as `grammar` describes. If the text is something else, refuses what is marked by then."""
         try:
             yield from grammar
         except Malformed:
             self.refuse()
         self.commit()
 
+    def content_around(self, tag: str, grammar: Callable[["Reader"], Steps[None]]) -> Steps[None]:
+        """Reads content, and behind each `tag` in it a text as `grammar` describes."""
+        while (yield from self.until(tag, self.out.content)):
+            self.mark(len(tag))
+            yield from self.attempt(grammar(self))
+
+    def content_behind(self, grammar: Callable[["Reader"], Steps[None]]) -> Steps[None]:
+        """Reads a text as `grammar` describes; the rest is content."""
+        self.mark()
+        yield from self.attempt(grammar(self))
+        yield from self.rest(self.out.content)
+
     def call(self, name: str) -> None:
-        """Begins a call: what was read so far can no longer be refused."""
+        """Begins a call: the text so far can no longer be refused."""
         self.commit()
         self.out.call(name)
 
     def until(self, end: str, emit: Callable[[str], None]) -> Steps[bool]:
-        """Reads up to and including `end`, and emits what is before it; returns whether `end` was there."""
-        while (found := self._text.find(end, self._at)) < 0:
+        """Reads up to and including `end`, and emits the text before it; returns whether `end` was there."""
+        while (position := self._text.find(end, self._at)) < 0:
             keep = 0 if self._ended else _overlap(self._text, self._at, end)
             self._emit(len(self._text) - keep, emit)
             if self._ended:
                 return False
             yield
-        self._emit(found, emit)
-        self._at = found + len(end)
+        self._emit(position, emit)
+        self._at = position + len(end)
         return True
 
     def rest(self, emit: Callable[[str], None]) -> Steps[None]:
-        """Emits all that follows."""
+        """Emits the rest of the text."""
         while True:
             self._emit(len(self._text), emit)
             if self._ended:
@@ -162,25 +178,25 @@ class Reader:
         """Reads the longest run of characters that match `pattern` one by one.
 
         Raises:
-            Malformed: there is none, or more than `limit`.
+            Malformed: no character matches, or more than `limit` do.
         """
-        found = ""
+        run = ""
         while (character := (yield from self.peek())) and pattern.fullmatch(character):
-            found += character
+            run += character
             self._at += 1
-            if len(found) > limit:
+            if len(run) > limit:
                 raise Malformed
-        if not found:
+        if not run:
             raise Malformed
-        return found
+        return run
 
     def nested(self, emit: Callable[[str], None], *, strict: bool = False) -> Steps[bool]:
         """Reads a JSON object or array, and emits it as it comes; returns False if the text ends within it.
 
-        Only strings and brackets are looked at, and with `strict` what cannot be outside strings.
+        Only strings and brackets are looked at. With `strict`, all characters outside strings must be JSON's.
 
         Raises:
-            Malformed: it has a character that cannot be there.
+            Malformed: a character outside strings is not JSON's.
         """
         outside = _STRICT if strict else _OUTSIDE
         depth, quoted, escaped = 0, False, False
@@ -188,9 +204,9 @@ class Reader:
             at = self._at
             if escaped and at < len(self._text):
                 at, escaped = at + 1, False
-            while (found := (_INSIDE if quoted else outside).search(self._text, at)) is not None:
-                at = found.end()
-                match found[0]:
+            while (character := (_INSIDE if quoted else outside).search(self._text, at)) is not None:
+                at = character.end()
+                match character[0]:
                     case '"':
                         quoted = not quoted
                     case "\\":
@@ -217,6 +233,10 @@ class Reader:
 
 
 def _overlap(text: str, start: int, end: str) -> int:
-    """Returns the length of the longest suffix of `text[start:]` that `end` begins with."""
+    """Returns the length of the longest suffix of `text[start:]` that `end` begins with.
+
+    >>> _overlap("4 </th", 0, "</think>")
+    4
+    """
     longest = min(len(end) - 1, len(text) - start)
     return next((length for length in range(longest, 0, -1) if end.startswith(text[len(text) - length :])), 0)

@@ -7,19 +7,23 @@ from typing import Any
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""How templates, which are written in Python's Jinja, show what JSON has other words for."""
+"""JSON of the constants as templates write them, which are Python's Jinja."""
 
 
 def argument_value(reader: Reader, close: str) -> Steps[str]:
     """Returns the text up to the tag `close`, which is read too. Raises Malformed if it is missing."""
-    found: list[str] = []
-    if not (yield from reader.until(close, found.append)):
+    pieces: list[str] = []
+    if not (yield from reader.until(close, pieces.append)):
         raise Malformed
-    return "".join(found)
+    return "".join(pieces)
 
 
 def json_value(text: str, *, is_text: bool) -> str:
-    """Returns the JSON of a value: of the text itself if it `is_text` or no JSON."""
+    """Returns the JSON of a value; a text that is no JSON is a text, whether or not it `is_text`.
+
+    >>> json_value("True", is_text=False), json_value("True", is_text=True), json_value("oh", is_text=False)
+    ('true', '"True"', '"oh"')
+    """
     if not is_text:
         try:
             value: Any = json.loads(_PYTHON.get(text.strip(), text))

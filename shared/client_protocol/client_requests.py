@@ -1,20 +1,23 @@
-"""Encodes and decodes the requests that clients send over the bus; what cannot be read or sent is `InvalidRequest`."""
+"""Encodes and decodes the requests that clients send over the bus; those that cannot be are `InvalidRequest`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from pagewire.shared import subjects
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.messages.open import Encoding
 
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""Levels of a value of any form."""
+"""Maximum levels of a value that may have any form."""
 MAX_VALUES = 100_000
-"""Values in it, at all levels together."""
+"""Maximum values in a value that may have any form, at all levels together."""
+_NAME = re.compile(r"\w{1,64}")
+"""The first name in a path. A client may have sent a longer one, which no error repeats."""
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -27,7 +30,11 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 
 def encoding_of(headers: Mapping[str, str]) -> Encoding:
-    """Returns MessagePack if the header Content-Type, in any case, says so, else JSON."""
+    """Returns MessagePack if the header Content-Type, in any case, names it, else JSON.
+
+    >>> encoding_of({"content-type": "application/msgpack"}).name
+    'MSGPACK'
+    """
     for name, value in headers.items():
         if name.lower() == "content-type":
             kind = value.partition(";")[0].strip().lower()
@@ -49,7 +56,25 @@ def decode_request(data: bytes, kind: type[T], encoding: Encoding) -> T:
         raise InvalidRequest("the request is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         name = "MessagePack" if encoding == Encoding.MSGPACK else "JSON"
-        raise InvalidRequest(f"the request, read as {name}, is not valid: {error}") from error
+        raise InvalidRequest(f"the request, read as {name}, is not valid: {error}", field=field_of(error)) from error
+
+
+def field_of(error: Exception) -> str | None:
+    """Returns the field of a request that msgspec refuses, from the path or the quoted name in msgspec's message.
+
+    A sampling parameter is a field, too.
+
+    >>> field_of(msgspec.ValidationError("Expected `int`, got `str` - at `$.sampling.n`"))
+    'n'
+    >>> field_of(msgspec.ValidationError("Object missing required field `prompt`"))
+    'prompt'
+    """
+    text = str(error)
+    for before in ("`$.sampling.", "`$.", "field `"):
+        if before in text:
+            name = _NAME.match(text.rpartition(before)[2])
+            return name[0] if name else None
+    return None
 
 
 def encode_request(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> bytes:
@@ -65,20 +90,25 @@ def encode_request(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> by
 
 
 def unencodable(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidRequest:
-    """Returns the error that names the field for which a body cannot be encoded; a sampling parameter is one, too."""
+    """Returns the error for the field that cannot be encoded; a sampling parameter is a field, too."""
     sampling = msgspec.to_builtins(body.get("sampling", {}))
     for name, value in (body | sampling | {"sampling": None}).items():
         try:
             encoder.encode(value)
         except OverflowError:
-            return InvalidRequest(f"{name} has an integer of more than 64 bits: give a smaller one")
+            return invalid_field(name, "has an integer of more than 64 bits: give a smaller one")
         except RecursionError:
-            return InvalidRequest(f"{name} is nested too deeply")
+            return invalid_field(name, "is nested too deeply")
     return InvalidRequest("the request is nested too deeply")
 
 
-def check_free_form(name: str, value: object) -> None:
+def check_free_form(field: str, value: object, place: str = "") -> None:
     """Checks a value of any form: a deep or large one costs many times its bytes wherever it is read.
+
+    Args:
+        field: name of the field that has the value.
+        value: what JSON can hold.
+        place: where the value is in the field, such as `[].tool_calls`, for the message.
 
     Raises:
         InvalidRequest: the value is nested more than `MAX_DEPTH` times, has more than `MAX_VALUES` values, or has an
@@ -88,9 +118,9 @@ def check_free_form(name: str, value: object) -> None:
     for _ in range(MAX_DEPTH):
         count += len(level)
         if count > MAX_VALUES:
-            raise InvalidRequest(f"{name} has more than {MAX_VALUES} values: send fewer")
+            raise InvalidRequest(f"{field}{place} has more than {MAX_VALUES} values: send fewer", field=field)
         if any(isinstance(each, int) and not -(2**63) <= each < 2**64 for each in level):
-            raise InvalidRequest(f"{name} has an integer of more than 64 bits: give a smaller one")
+            raise InvalidRequest(f"{field}{place} has an integer of more than 64 bits: give a smaller one", field=field)
         level = [
             child
             for parent in level
@@ -99,7 +129,7 @@ def check_free_form(name: str, value: object) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest(f"{name} is nested more than {MAX_DEPTH} times: nest it less")
+    raise InvalidRequest(f"{field}{place} is nested more than {MAX_DEPTH} times: nest it less", field=field)
 
 
 def decode_head(data: bytes, encoding: Encoding) -> RequestHead:

@@ -14,7 +14,9 @@ Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | Cance
 """Every message to a client, except for the empty message that closes a stream."""
 
 _MESSAGE_LENGTH = 1000
+"""Maximum characters of the message in an error frame."""
 _HEADER_LENGTH = 200
+"""Maximum characters of the message in a header."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
@@ -40,6 +42,7 @@ def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -
         request_id=request_id,
         tokens_emitted=tokens_emitted,
         retry_after_ms=error.retry_after_ms,
+        field=error.field,
     )
 
 

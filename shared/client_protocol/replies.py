@@ -1,4 +1,4 @@
-"""Replies to the requests of clients, and to nobody else."""
+"""Replies to the requests of clients, and only to inboxes of theirs."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ class Replier:
         self._bus = bus
 
     def metrics(self) -> Iterator[Sample]:
-        """Yields the figures of the requests that were not served."""
+        """Yields the metrics of the requests that were not served."""
         yield table.REPLIES_DROPPED.sample(self.dropped)
         yield from table.REFUSED.samples(self.refused.items())
 
     def accepts(self, reply: str, tenant: str = "") -> bool:
         """Returns whether `reply` is an inbox of the tenant, and counts the request as dropped if it is not.
 
-        Every handler asks this first: with another reply subject, a client could make a service publish to a service,
+        Every handler checks this first: with another reply subject, a client could make a service publish to a service,
         or to another tenant.
         """
         if subjects.owner_of(reply) == tenant:
@@ -59,8 +59,14 @@ class Replier:
     ) -> str:
         """Sends an error frame, and the empty message that ends a stream if the request asked for a stream.
 
-        Returns the request id on the frame: the request's own, else `request_id`. `head` is the decoded head of the
-        request; None: it is decoded here.
+        Args:
+            message: the request.
+            error: the error.
+            request_id: id on the frame if the request has no id of its own.
+            head: the decoded head of the request; None: it is decoded here.
+
+        Returns:
+            The request id on the frame.
         """
         encoding = encoding_of(message.headers)
         head = head or decode_head(message.data, encoding)

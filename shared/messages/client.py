@@ -357,6 +357,8 @@ class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=Tr
     request_id: str
     tokens_emitted: int
     retry_after_ms: int | None = None
+    field: str | None = None
+    """Name of the invalid field of the request; None: no single field is to blame."""
 
 
 Frame = Accepted | Queued | Delta | Final | Result | ErrorFrame

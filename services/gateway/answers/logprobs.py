@@ -11,36 +11,36 @@ from pagewire.services.gateway.answers.openai_shapes import (
 from pagewire.shared.messages.client import Logprob, TokenLogprobs
 
 
-def completion_logprobs(found: Iterable[TokenLogprobs], offset: int = 0) -> CompletionLogprobs:
+def completion_logprobs(tokens: Iterable[TokenLogprobs], offset: int = 0) -> CompletionLogprobs:
     """Returns the log-probabilities of consecutive tokens, the first of which begins `offset` characters in the text.
 
     As in vLLM, the likeliest tokens of each position include the token itself: there are up to one more than asked for.
     """
-    out = CompletionLogprobs([], [], [], [])
-    for each in found:
-        own = next(iter(each.values()))
-        text = own.decoded_token or ""
+    columns = CompletionLogprobs([], [], [], [])
+    for candidates in tokens:
+        token = next(iter(candidates.values()))
+        text = token.decoded_token or ""
         likely: dict[str, float] = {}
-        for other in each.values():
-            likely.setdefault(other.decoded_token or "", other.logprob)
-        out.text_offset.append(offset)
-        out.token_logprobs.append(own.logprob)
-        out.tokens.append(text)
-        out.top_logprobs.append(likely)
+        for candidate in candidates.values():
+            likely.setdefault(candidate.decoded_token or "", candidate.logprob)
+        columns.text_offset.append(offset)
+        columns.token_logprobs.append(token.logprob)
+        columns.tokens.append(text)
+        columns.top_logprobs.append(likely)
         offset += len(text)
-    return out
+    return columns
 
 
 def echoed_logprobs(first: str, prompt: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
     """Returns the log-probabilities of a prompt, whose first token has the text `first` and no log-probability."""
-    rest = completion_logprobs((found for found in prompt if found is not None), len(first))
+    rest = completion_logprobs((candidates for candidates in prompt if candidates is not None), len(first))
     return CompletionLogprobs(
         [0, *rest.text_offset], [None, *rest.token_logprobs], [first, *rest.tokens], [None, *rest.top_logprobs]
     )
 
 
 def joined(left: CompletionLogprobs, right: CompletionLogprobs) -> CompletionLogprobs:
-    """Returns both parts as one."""
+    """Returns the columns of two texts as those of both in a row."""
     return CompletionLogprobs(
         left.text_offset + right.text_offset,
         left.token_logprobs + right.token_logprobs,
@@ -49,16 +49,17 @@ def joined(left: CompletionLogprobs, right: CompletionLogprobs) -> CompletionLog
     )
 
 
-def chat_logprobs(found: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
+def chat_logprobs(tokens: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
     """Returns the log-probabilities of tokens, each with the `top` likeliest ones, the most likely first; -1: all."""
     content = []
-    for each in found:
-        own = next(iter(each.values()))
-        likely = sorted(each.values(), key=lambda other: other.rank or 0)[: None if top < 0 else top]
-        content.append(ChatTokenLogprob(*_shape(own), [TopLogprob(*_shape(other)) for other in likely]))
+    for candidates in tokens:
+        token = next(iter(candidates.values()))
+        likely = sorted(candidates.values(), key=lambda candidate: candidate.rank or 0)[: None if top < 0 else top]
+        content.append(ChatTokenLogprob(*_columns(token), [TopLogprob(*_columns(candidate)) for candidate in likely]))
     return ChatLogprobs(content)
 
 
-def _shape(found: Logprob) -> tuple[str, float, list[int]]:
-    text = found.decoded_token or ""
-    return text, found.logprob, list(text.encode())
+def _columns(token: Logprob) -> tuple[str, float, list[int]]:
+    """Returns a token's text, log-probability and UTF-8."""
+    text = token.decoded_token or ""
+    return text, token.logprob, list(text.encode())

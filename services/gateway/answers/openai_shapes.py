@@ -1,4 +1,4 @@
-"""The response types of OpenAI's completions API."""
+"""The response types of OpenAI's completions, chats and models."""
 
 import time
 from typing import Literal
@@ -27,23 +27,26 @@ class Usage(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """What the parts of a request took, with llama.cpp's names. A time that is not known is 0."""
+    """Times of the parts of a request, in milliseconds, with llama.cpp's names. An unknown time is 0."""
 
     queue_ms: float
-    """From its acceptance to the first step with a token of its prompts."""
+    """From the request's acceptance to the first step with a token of its prompts."""
     cache_n: int
     """Tokens of the prompts that were in the prefix cache."""
     prompt_n: int
     """Tokens of the prompts that were computed."""
     prompt_ms: float
+    """From the first step with a token of the prompts to the first generated token."""
     prompt_per_token_ms: float
     prompt_per_second: float
+    """Tokens of the prompts that were computed per second."""
     predicted_n: int
     """Generated tokens."""
     predicted_ms: float
     """From the first generated token to the end."""
     predicted_per_token_ms: float
     predicted_per_second: float
+    """Generated tokens per second."""
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -113,7 +116,7 @@ class Completion(msgspec.Struct):
 
 
 class FunctionCall(msgspec.Struct, omit_defaults=True):
-    """Which function is called, or in a stream the next part of that."""
+    """The function that is called, or in a stream the next part of its arguments."""
 
     arguments: str
     """JSON as the model has written it."""
@@ -145,10 +148,10 @@ class ChatMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    """If there is any; also as `reasoning_content`, its older name."""
+    """Only if there is any; also as `reasoning_content`, its older name."""
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    """If there are any."""
+    """Only if there are any."""
 
 
 class ChatChoice(msgspec.Struct):
@@ -186,7 +189,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     """Only in the first event of a choice."""
     content: str | None = None
     reasoning: str | None = None
-    """Also as `reasoning_content`, its older name."""
+    """The next part of the reasoning; also as `reasoning_content`, its older name."""
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 

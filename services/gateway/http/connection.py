@@ -14,7 +14,7 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Reads the whole body, or nothing if its header says that it is too large.
+    """Returns the whole body; reads nothing if its header says that it is too large.
 
     Raises:
         PayloadTooLarge: the body has more than `limit` bytes.

@@ -1,22 +1,16 @@
 """Errors in the shape of the route: OpenAI's, or Anthropic's under `/v1/messages`."""
 
-import re
-
 import msgspec
 from starlette.responses import Response
 
-from pagewire.services.gateway.requests import chat_request, completion_request, sampling_fields
 from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
-from pagewire.shared.messages.client import SamplingParams
 
-_FIELDS = (
-    completion_request.FIELDS
-    | chat_request.FIELDS
-    | sampling_fields.NEUTRAL.keys()
-    | set(SamplingParams.__struct_fields__)
-)
-_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
-_ANTHROPICS_KINDS = {
+MESSAGES = "/v1/messages"
+"""Prefix of the paths whose errors have Anthropic's shape."""
+
+_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+"""OpenAI's types of errors by status, where the class of the status does not tell."""
+_ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
@@ -24,10 +18,7 @@ _ANTHROPICS_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-MESSAGES = "/v1/messages"
-"""Prefix of the paths whose errors have Anthropic's shape."""
-_PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
-_LEADING = re.compile(r"(\w+)(?:\[\])?(?:\.\w+)* ")
+"""Anthropic's types of errors by status, where the class of the status does not tell."""
 
 
 class Detail(msgspec.Struct):
@@ -57,33 +48,50 @@ class AnthropicsDetail(msgspec.Struct):
 
 
 class AnthropicsErrorBody(msgspec.Struct, tag="error"):
-    """The same as `ErrorBody` in Anthropic's shape."""
+    """Body of an error response, and data of an event, in Anthropic's shape."""
 
     error: AnthropicsDetail
 
 
 def body(status: int, code: str, message: str, path: str = "") -> bytes:
-    """Returns an error of a path as JSON. OpenAI's shape has the invalid field, which the message names first or in
-    backquotes."""
-    if path.startswith(MESSAGES):
-        kind = _ANTHROPICS_KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-        return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, message)))
-    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode(ErrorBody(Detail(message, kind, _field(message) if status == 400 else None, code)))
+    """Returns an error of a path as JSON, which is not an exception of the pipeline's."""
+    return _body(status, Detail(message, _openai_type(status), None, code), path)
 
 
 def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
     """Returns the status and JSON of an exception at a path."""
-    if isinstance(error, BusError):
-        error = Unavailable("the broker does not answer")
-    assert isinstance(error, RequestError)
-    return error.code, body(error.code, error.kind, error.message, path)
+    error = _request_error(error)
+    return error.code, _body(error.code, detail_of(error), path)
+
+
+def detail_of(error: PagewireError) -> Detail:
+    """Returns an exception in OpenAI's shape."""
+    error = _request_error(error)
+    return Detail(error.message, _openai_type(error.code), error.field, error.kind)
 
 
 def response(error: PagewireError, path: str) -> Response:
     """Returns the response to a request for a path that has raised an exception."""
     status, content = body_of(error, path)
     return Response(content, status, _retry_headers(error, status), "application/json")
+
+
+def _body(status: int, detail: Detail, path: str) -> bytes:
+    if path.startswith(MESSAGES):
+        kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, detail.message)))
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def _openai_type(status: int) -> str:
+    return _OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def _request_error(error: PagewireError) -> RequestError:
+    if isinstance(error, BusError):
+        return Unavailable("the broker does not answer")
+    assert isinstance(error, RequestError)
+    return error
 
 
 def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
@@ -96,12 +104,3 @@ def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
     if status in {409, 500}:
         headers["x-should-retry"] = "false"
     return headers
-
-
-def _field(message: str) -> str | None:
-    for pattern in (_PLACE, _LEADING):
-        if found := pattern.search(message):
-            name = found[1] or found[2]
-            if name in _FIELDS or pattern is _PLACE:
-                return name
-    return None

@@ -9,18 +9,24 @@ from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 
 STATUS = "status"
-"""Key of the scope where whoever answers a request for text notes the status of its answer."""
-OTHER = "other"
-"""The route of all paths that do not exist."""
+"""Key of the scope for the status of an answer: noted by the endpoint of a request for text, else by the counter."""
+OTHER_ROUTE = "other"
+"""Name of the route for all paths that do not exist."""
 
 _MODELS = "/v1/models"
 
 
-class Answers:
-    """The application, in between. Requests for text note their own status: so nothing here handles each token."""
+class HttpCounter:
+    """Passes requests on and counts them. Requests for text note their own status: no token is handled here."""
 
     def __init__(self, app: ASGIApp, paths: Collection[str], others: Collection[str]) -> None:
-        """`paths`: those that generate text; `others`: all other paths that exist."""
+        """Begins to count.
+
+        Args:
+            app: the application.
+            paths: paths that generate text.
+            others: all other paths that exist.
+        """
         self._app = app
         self._paths = frozenset(paths)
         self._routes = frozenset({*paths, *others})
@@ -47,7 +53,7 @@ class Answers:
         path = path.rstrip("/")
         if path.startswith(f"{_MODELS}/"):
             return f"{_MODELS}/{{model}}"
-        return path if path in self._routes else OTHER
+        return path if path in self._routes else OTHER_ROUTE
 
 
 def _noting(scope: Scope, send: Send) -> Send:

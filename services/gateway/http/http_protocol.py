@@ -38,6 +38,7 @@ class ConnectionLimits:
     body_time: float = 10.0
     """Time in which a body must end or bring `body_step` bytes more."""
     body_step: int = 64 * 1024
+    """Bytes that prolong the time of a body."""
     bodies: int = 256 * 1024 * 1024
     """Bytes of the bodies of all requests without an answer. Beyond them the oldest unfinished body is refused."""
     discard_time: float = 5.0
@@ -49,24 +50,25 @@ class ConnectionLimits:
 
 
 class _Reading(Enum):
-    """What is read next."""
+    """The part of a request that is read next."""
 
     NOTHING = auto()
-    """The first byte of a request."""
+    """No request has begun: the first byte of one is awaited."""
     HEADER = auto()
     BODY = auto()
     DISCARDED_BODY = auto()
     """The rest of a body whose request has been answered already."""
     END = auto()
-    """Whatever comes until the client has read a refusal; it is dropped."""
+    """All bytes until the client has read a refusal are dropped."""
 
 
 class Connections:
     """All connections of one server.
 
     Attributes:
-        open: connections that count.
-        closing: connections that were closed for others, and whose clients have not read the rest yet.
+        limits: limits of the server.
+        open: connections that count toward the limit.
+        closing: connections that were closed to make room, and whose clients have not read the rest yet.
         idle_time: seconds that a connection may be idle.
         idle: connections without a complete header, and refused ones; longest idle first.
         uploading: connections with an unfinished body, oldest first.
@@ -136,7 +138,7 @@ class Connections:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. The parser calls the methods that begin with `on_`."""
+    """One connection. uvicorn's parser calls the methods that begin with `on_`."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], connections: Connections
@@ -146,16 +148,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._reading = _Reading.NOTHING
         self._deadline: float | None = None
+        """Time of the loop at which what is read must have come; None: it may take any time."""
         self._header_bytes = self._header_lines = 0
+        """Size of the header so far."""
         self._calls = 0
         """Calls of the parser so far."""
         self._unparsed = 0
         """Bytes since the last call: the parser holds them."""
         self._body_bytes = self._step_bytes = 0
+        """Bytes of the body so far, and since its time was last prolonged."""
         self._answering: RequestResponseCycle | None = None
         """The request that is being answered; uvicorn's `cycle` is the last one whose header has been read."""
         self._paused_at: float | None = None
+        """Time of the loop at which the client stopped reading."""
         self._closing_at: float | None = None
+        """Time of the loop at which the connection was seen to close."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the time that the connection may be idle."""
@@ -255,7 +262,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_request()
 
     def on_response_complete(self) -> None:
-        """Starts the time of what is read next: a request, its rest, or the rest of a refused body."""
+        """Starts the time of the next part: a request, its rest, or the rest of a refused body."""
         self._release_body()
         self._connections.uploading.pop(self, None)
         now = self.loop.time()
@@ -284,7 +291,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Called when the parser refuses what was sent."""
+        """Refuses bytes that the parser does not understand."""
         self.refuse(400, "invalid_request", "this is not an HTTP request")
 
     def hurry(self) -> None:
@@ -332,7 +339,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _over(self) -> bool:
-        """Whether whatever comes is dropped."""
+        """Whether all further bytes are dropped."""
         return self._reading == _Reading.END or self.transport.is_closing()
 
     @property

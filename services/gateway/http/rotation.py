@@ -14,10 +14,11 @@ from pagewire.services.gateway.http.http_counter import STATUS
 from pagewire.shared.errors import Unavailable
 
 RETRY_AFTER_MS = 1000
+"""Milliseconds after which a refused client may ask again: another gateway has then taken the port."""
 
 
 class Rotation:
-    """The application, in between: when the gateway has begun and does not drain.
+    """Passes requests on to the application while the gateway is in rotation.
 
     Attributes:
         closes: whether the next answer of each connection is its last.
@@ -25,7 +26,7 @@ class Rotation:
     """
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
-        """`paths`: those of the requests that can wait or be refused."""
+        """`paths`: paths whose requests can wait or be refused."""
         self.closes = False
         self.refuses = False
         self._app = app
@@ -33,7 +34,7 @@ class Rotation:
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """Lets requests in that have waited for the start."""
+        """Passes on the requests that have waited for the start."""
         self._begun.set()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

@@ -58,25 +58,25 @@ class Server:
 
 
 def limits_of(settings: Settings) -> ConnectionLimits:
-    """Returns the limits, after raising the process's limit on open files as far as they need it.
+    """Returns the limits of connections, after raising the process's limit on open files as far as they need it.
 
     Raises:
         ConfigurationError: so many connections cannot be open in this process.
     """
-    wanted = settings.max_connections + OTHER_FILES
+    files = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
+    if soft != resource.RLIM_INFINITY and soft < files:
+        if hard != resource.RLIM_INFINITY and hard < files:
             raise ConfigurationError(
-                f"--max-connections {settings.max_connections} needs {wanted} open files, the system allows {hard}: "
+                f"--max-connections {settings.max_connections} needs {files} open files, the system allows {hard}: "
                 f"set at most {hard - OTHER_FILES}, or raise the limit (ulimit -n)"
             )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return ConnectionLimits(connections=settings.max_connections)
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Returns what the server needs for TLS; None without a certificate.
+    """Returns the settings of TLS; None without a certificate.
 
     Raises:
         ConfigurationError: a file is missing, cannot be read, or does not fit the others.
@@ -94,9 +94,9 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             context.load_verify_locations(authorities)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        given = ", ".join(filter(None, (certificate, key, authorities)))
+        files = ", ".join(filter(None, (certificate, key, authorities)))
         reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"the TLS files {given} cannot be used: {reason}") from None
+        raise ConfigurationError(f"the TLS files {files} cannot be used: {reason}") from None
     return context
 
 

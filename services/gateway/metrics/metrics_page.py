@@ -1,4 +1,4 @@
-"""`/metrics`: what all services of the stack have counted, for Prometheus."""
+"""`/metrics`: the metrics of all services of the stack, for Prometheus."""
 
 import asyncio
 from contextlib import suppress
@@ -13,7 +13,7 @@ from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.metrics import MetricsReport
 
 TIMEOUT = 0.5
-"""Seconds that the instances have to answer."""
+"""Seconds in which an instance must answer to be on the page."""
 
 _report = Decoder(MetricsReport)
 
@@ -33,8 +33,8 @@ class MetricsPage:
             BusUnavailable: there is no connection to the broker.
         """
         reports = await self._collect(expected)
-        more: list[Collector] = [VllmMetrics(reports)] if self._vllm else []
-        return prometheus.page(reports, *more)
+        collectors: list[Collector] = [VllmMetrics(reports)] if self._vllm else []
+        return prometheus.page(reports, *collectors)
 
     async def _collect(self, expected: int) -> list[MetricsReport]:
         reports: list[MetricsReport] = []

@@ -1,4 +1,4 @@
-"""Reports as Prometheus reads them."""
+"""Reports of metrics in the text format of Prometheus."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -7,18 +7,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.metrics.metric import Kind, Metric, Sample
 from pagewire.shared.metrics.table import METRICS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of the page."""
 OWN_LABELS = ("service_name", "service_instance_id", "model")
-"""Labels of every series. The first two are what Prometheus makes of OpenTelemetry's attributes of a resource."""
+"""Labels of every series. Prometheus makes the first two from OpenTelemetry's attributes of a resource."""
 
 
 def page(reports: Iterable[MetricsReport], *collectors: Collector) -> bytes:
-    """Returns the text of `/metrics`: all metrics of the reports, and what further collectors make of them."""
+    """Returns the text of `/metrics`: all metrics of the reports, and the families of further collectors."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in (Reports(list(reports)), *collectors):
         registry.register(collector)
@@ -26,26 +28,26 @@ def page(reports: Iterable[MetricsReport], *collectors: Collector) -> bytes:
 
 
 class Reports(Collector):
-    """The metrics of `METRICS`. A report of another release may have others, or other buckets: those are left out."""
+    """The metrics of `METRICS`. Samples of another release that have other names, labels or buckets are left out."""
 
     def __init__(self, reports: Sequence[MetricsReport]) -> None:
         self._reports = reports
 
     def describe(self) -> Iterator[Family]:
-        """Says nothing before there are values."""
+        """Returns nothing: the families are known with the values."""
         return iter(())
 
+    @override
     def collect(self) -> Iterator[Family]:
-        """Yields a family for each metric that has values."""
-        found: dict[str, list[tuple[MetricsReport, Sample]]] = {}
+        samples: dict[str, list[tuple[MetricsReport, Sample]]] = {}
         for report in self._reports:
             for sample in report.samples:
-                found.setdefault(sample.name, []).append((report, sample))
+                samples.setdefault(sample.name, []).append((report, sample))
         for name, metric in METRICS.items():
-            if name in found:
+            if name in samples:
                 series = [
                     ([f"pagewire-{report.service}", report.instance, report.model, *sample.labels], sample)
-                    for report, sample in found[name]
+                    for report, sample in samples[name]
                     if fits(metric, sample)
                 ]
                 yield family(metric.prometheus_name, metric, (*OWN_LABELS, *metric.labels), series)

@@ -1,6 +1,6 @@
 """The metrics that vLLM's dashboards, load balancers and autoscalers read, under vLLM's names, from the same values.
 
-Types and labels are vLLM's; `engine` is the instance id of the executor, or of the detokenizer for what that counts.
+Types and labels are vLLM's; `engine` is the instance id of the executor, or of the detokenizer that reports the figure.
 Buckets are finer than vLLM's.
 """
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from pagewire.services.gateway.metrics.prometheus import family, fits
 from pagewire.shared.messages.metrics import MetricsReport
@@ -24,8 +25,9 @@ class Alias(NamedTuple):
 
     metric: Metric
     label: str = ""
-    """A further label."""
+    """Name of a further label; empty: there is none."""
     value: Label = lambda _: ""
+    """Value of the further label."""
 
 
 def _waits(reasons: dict[str, str]) -> Label:
@@ -33,7 +35,9 @@ def _waits(reasons: dict[str, str]) -> Label:
 
 
 _FINISHES = {"stop": "stop", "length": "length", "cancelled": "abort"}
+"""vLLM's names of the reasons why a request ends."""
 _REASONS = {"queued": "capacity", "capacity": "capacity", "preempted": "deferred"}
+"""vLLM's names of the reasons why a request waits."""
 
 ALIASES: dict[str, Alias] = {
     "num_requests_running": Alias(table.RUNNING),
@@ -63,7 +67,7 @@ ALIASES: dict[str, Alias] = {
     "request_generation_tokens": Alias(table.REQUEST_GENERATED),
     "request_max_num_generation_tokens": Alias(table.REQUEST_GENERATED),
 }
-"""By vLLM's name, without the prefix `vllm:` and the `_total` of counters."""
+"""The metrics by vLLM's name, without the prefix `vllm:` and the `_total` of counters."""
 
 INFO = table.CACHE_INFO
 """The metric that is `vllm:cache_config_info`."""
@@ -76,22 +80,27 @@ class VllmMetrics(Collector):
         self._reports = reports
 
     def describe(self) -> Iterator[Family]:
-        """Says nothing before there are values."""
+        """Returns nothing: the families are known with the values."""
         return iter(())
 
+    @override
     def collect(self) -> Iterator[Family]:
-        """Yields a family for each metric that has values."""
         for name, alias in ALIASES.items():
             labels = ["model_name", "engine", *([alias.label] if alias.label else [])]
             series = [(list(values), sample) for values, sample in self._sums(alias).items()]
             if series:
                 yield family(f"vllm:{name}", alias.metric, labels, series)
-        found = [(report, sample) for report in self._reports for sample in report.samples if sample.name == INFO.name]
-        rows = [([report.model, _engine(report), *sample.labels], sample) for report, sample in found]
-        if rows:
-            yield family("vllm:cache_config_info", INFO, ["model_name", "engine", *INFO.labels], rows)
+        settings = [
+            ([report.model, _engine(report), *sample.labels], sample)
+            for report in self._reports
+            for sample in report.samples
+            if sample.name == INFO.name
+        ]
+        if settings:
+            yield family("vllm:cache_config_info", INFO, ["model_name", "engine", *INFO.labels], settings)
 
     def _sums(self, alias: Alias) -> dict[tuple[str, ...], Sample]:
+        """Returns the sums of an alias by the values of its labels."""
         sums: dict[tuple[str, ...], Sample] = {}
         for report in self._reports:
             for sample in report.samples:
@@ -101,13 +110,15 @@ class VllmMetrics(Collector):
                 if value is None:
                     continue
                 key = (report.model, _engine(report), *([value] if alias.label else []))
-                known = sums.get(key)
-                counts = [a + b for a, b in zip(known.counts, sample.counts, strict=True)] if known else sample.counts
-                total = sample.value + (known.value if known else 0.0)
+                earlier = sums.get(key)
+                counts = (
+                    [a + b for a, b in zip(earlier.counts, sample.counts, strict=True)] if earlier else sample.counts
+                )
+                total = sample.value + (earlier.value if earlier else 0.0)
                 sums[key] = Sample(sample.name, total, (), counts)
         return sums
 
 
 def _engine(report: MetricsReport) -> str:
-    """Returns the instance id of the executor that a report is about; of a service without one, its own."""
+    """Returns the instance id of the executor that a report is about, or of the service if it is about none."""
     return next((sample.labels[0] for sample in report.samples if sample.name == table.PAIR.name), report.instance)

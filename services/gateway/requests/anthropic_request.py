@@ -1,4 +1,4 @@
-"""Decodes the bodies of Anthropic's `/v1/messages` into those of a chat."""
+"""Decodes the bodies of Anthropic's `/v1/messages` into fields of a chat."""
 
 from typing import Any, Literal
 
@@ -6,11 +6,11 @@ import msgspec
 
 from pagewire.services.gateway.requests.sampling_fields import converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 
 
 class CacheControl(msgspec.Struct):
-    """Anthropic's mark of a prefix to keep: prefixes are kept without it."""
+    """Anthropic's mark of a prefix to keep; it has no effect, since every prefix is kept."""
 
     type: str = "ephemeral"
 
@@ -44,21 +44,21 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
 
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result"):
-    """What a tool has answered."""
+    """The answer of a tool."""
 
     tool_use_id: str
     content: str | list[TextBlock] = ""
     is_error: bool = False
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[InputBlock]
 
 
 class Tool(msgspec.Struct):
@@ -79,9 +79,10 @@ class ToolChoice(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """Who asks."""
+    """The sender of the request."""
 
     user_id: str | None = None
+    """The `user` of other routes."""
 
 
 class Thinking(msgspec.Struct):
@@ -117,6 +118,7 @@ IGNORED = frozenset({"betas", "cache_control", "container", "context_management"
 NOT_BUILT = frozenset({"mcp_servers", "output_config", "output_format"})
 """Fields that change the answer and are refused."""
 FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
+"""Fields whose values may have any form."""
 
 
 def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
@@ -125,20 +127,20 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    known = FIELDS | IGNORED
-    fields = read_fields(body, known, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
+    names = FIELDS | IGNORED
+    fields = read_fields(body, names, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
     for name in fields.keys() & {"system", "messages"}:
         _check_types(name, fields[name])
     return converted(fields, MessagesRequest, "messages request")
 
 
-def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any]:
-    """Returns the body of the chat that means the same."""
+def chat_fields(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any]:
+    """Returns the fields of the chat that means the same."""
     messages = [{"role": "system", "content": text_of(request.system)}] if request.system else []
     for message in request.messages:
         messages += _turns(message)
     choice = request.tool_choice
-    body: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "messages": messages,
         "model": request.model,
         "max_tokens": max_tokens,
@@ -152,7 +154,7 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.tools:
-        body["tools"] = [
+        fields["tools"] = [
             {
                 "type": "function",
                 "function": {"name": tool.name, "parameters": tool.input_schema, "description": tool.description or ""},
@@ -160,13 +162,13 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
             for tool in request.tools
         ]
     if choice is not None:
-        named = {"type": "function", "function": {"name": choice.name}}
-        body["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
-        body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        function = {"type": "function", "function": {"name": choice.name}}
+        fields["tool_choice"] = {"any": "required", "tool": function}.get(choice.type, choice.type)
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if request.thinking is not None and request.thinking.type != "adaptive":
         thinks = {"enable_thinking": request.thinking.type == "enabled"}
-        body["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
-    return body
+        fields["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
+    return fields
 
 
 def text_of(content: str | list[TextBlock]) -> str:
@@ -178,17 +180,17 @@ def _check_types(name: str, blocks: object) -> None:
     """Checks that blocks of content have types: without one, any block would be read as a text where texts must be.
 
     Raises:
-        InvalidRequest: one has none.
+        InvalidRequest: a block has no type.
     """
     for block in blocks if isinstance(blocks, list) else ():
         if isinstance(block, dict):
             if not {"type", "role"} & block.keys():
-                raise InvalidRequest(f"{name} has a block without a type: text is one")
+                raise invalid_field(name, "has a block without a type: text is one")
             _check_types(name, block.get("content"))
 
 
 def _turns(message: InputMessage) -> list[dict[str, Any]]:
-    """Returns the messages of a chat that one of Anthropic's means: results of tools are messages of their own."""
+    """Returns one of Anthropic's messages as messages of a chat, where each result of a tool is one of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     turns: list[dict[str, Any]] = []

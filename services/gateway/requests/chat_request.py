@@ -5,10 +5,10 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.services.gateway.requests.completion_request import StreamOptions
-from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_body, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_openai_fields, split_sampling
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.client_protocol.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages.client import ChatMessage, ToolChoice
 
 
@@ -54,7 +54,7 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
 _KIND = "chat completion request"
 NOT_BUILT = ("echo",)
-"""Unsupported fields, which are refused unless they have their neutral value."""
+"""Unsupported fields, which are refused unless they are false."""
 
 
 def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompletionRequest, dict[str, Any]]:
@@ -63,17 +63,26 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompl
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
+    return of_fields(read_openai_fields(body, FIELDS, _KIND, unknown))
+
+
+def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+    """Returns the request with these fields, and its sampling fields; a field that is None counts as missing.
+
+    Raises:
+        InvalidRequest: a field is of the wrong type or unsupported.
+    """
+    own, sampling = split_sampling(fields, FIELDS)
     request = converted(own, ChatCompletionRequest, _KIND)
     for message in request.messages:
-        check_free_form("messages[].tool_calls", message.tool_calls)
+        check_free_form("messages", message.tool_calls, "[].tool_calls")
     for name in NOT_BUILT:
         if getattr(request, name):
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+            raise invalid_field(name, "is not supported yet: leave it out")
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: set it to true")
+        raise invalid_field("top_logprobs", "needs logprobs: set it to true")
     if request.logprobs:
         sampling["logprobs"] = request.top_logprobs
     newer = request.max_completion_tokens

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.services.gateway.requests.sampling_fields import converted, read_body, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import converted, read_openai_fields, split_sampling
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 
 
@@ -40,7 +40,7 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_token_ids: bool = False
     """Whether the ids of prompts and completions are part of the answer."""
     no_tokens: bool = False
-    """Whether `max_tokens` is 0; no field of a body."""
+    """Whether `max_tokens` is 0; a body does not have this field."""
 
 
 FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
@@ -53,7 +53,7 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[Completio
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
+    own, sampling = split_sampling(read_openai_fields(body, FIELDS, _KIND, unknown), FIELDS)
     request = converted(own, CompletionRequest, _KIND)
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
@@ -63,7 +63,7 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[Completio
 
 
 def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
-    """Completes a request whose prompt is part of the answer. Of no tokens at all, one is generated and dropped."""
+    """Completes a request whose prompt is part of the answer. Instead of no token, one is generated and dropped."""
     if "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     if sampling.get("max_tokens") == 0:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 
 
 class _JsonSchema(msgspec.Struct):
@@ -35,7 +35,7 @@ _Format = _Text | _JsonObject | _JsonSchemaFormat | _StructuralTag
 
 
 def structured_outputs(response_format: object) -> dict[str, Any] | None:
-    """Returns the value of `structured_outputs` that means the same; None if any text will do.
+    """Returns the value of `structured_outputs` that means the same; None: a text may have any form.
 
     Raises:
         InvalidRequest: the format is malformed or unknown.
@@ -53,4 +53,4 @@ def structured_outputs(response_format: object) -> dict[str, Any] | None:
                 return None
     except msgspec.ValidationError as error:
         reason = str(error).replace("`$", "`response_format")
-        raise InvalidRequest(f"response_format is malformed: {reason}") from error
+        raise invalid_field("response_format", f"is malformed: {reason}") from error

@@ -1,4 +1,4 @@
-"""Decodes the body of OpenAI's `/v1/responses` into that of a chat."""
+"""Decodes the bodies of OpenAI's `/v1/responses` into fields of a chat."""
 
 from typing import Any, Literal
 
@@ -6,19 +6,20 @@ import msgspec
 
 from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages.client import SamplingParams
 
 
 class TextOptions(msgspec.Struct):
-    """How the text of the answer is made."""
+    """The form of the answer's text."""
 
     format: dict[str, Any] | None = None
+    """OpenAI's `response_format` of a chat, without the level `json_schema`."""
     verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(msgspec.Struct):
-    """How much the model reasons before it answers."""
+    """The reasoning before the answer."""
 
     effort: str | None = None
     summary: str | None = None
@@ -53,18 +54,19 @@ IGNORED = frozenset(
 )
 """Fields that OpenAI documents and that have no meaning here: nothing is stored."""
 NEUTRAL = {"background": False, "truncation": "disabled"}
-"""Fields that are refused unless they have this value."""
+"""Fields that are refused with any other value than this."""
 STATEFUL = frozenset({"conversation", "previous_input_messages", "previous_response_id", "prompt"})
-"""Fields that name what would have to be stored."""
-_OF_CHATS = frozenset({"beam_width", "best_of", "length_penalty", "logprobs", "max_tokens", "n", "prompt_logprobs"})
-"""Sampling fields that ask for what an answer of this route has no place for, or that have another name here."""
-PASSED = frozenset(SamplingParams.__struct_fields__) - FIELDS - _OF_CHATS | {
+"""Fields that name a stored response."""
+_REFUSED = frozenset({"beam_width", "best_of", "length_penalty", "logprobs", "max_tokens", "n", "prompt_logprobs"})
+"""Sampling fields whose results have no place in an answer of this route, or that have another name here."""
+PASSED = frozenset(SamplingParams.__struct_fields__) - FIELDS - _REFUSED | {
     "cache_salt",
     "chat_template_kwargs",
     "include_reasoning",
 }
-"""Fields of vLLM that mean what they mean in a chat."""
+"""Fields of vLLM's that have the same meaning as in a chat."""
 FREE_FORM = frozenset({"input", "tools", "text", "tool_choice"})
+"""Fields whose values may have any form."""
 
 
 def decode(body: bytes, unknown: UnknownFields) -> tuple[ResponsesRequest, dict[str, Any]]:
@@ -73,19 +75,19 @@ def decode(body: bytes, unknown: UnknownFields) -> tuple[ResponsesRequest, dict[
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    known = FIELDS | IGNORED | STATEFUL | PASSED | NEUTRAL.keys()
-    fields = read_fields(body, known, "responses request", unknown, free_form=FREE_FORM)
+    names = FIELDS | IGNORED | STATEFUL | PASSED | NEUTRAL.keys()
+    fields = read_fields(body, names, "responses request", unknown, free_form=FREE_FORM)
     for name in fields.keys() & STATEFUL:
-        raise InvalidRequest(f"{name} is not supported, since nothing is stored: send the whole conversation as input")
+        raise invalid_field(name, "is not supported, since nothing is stored: send the whole conversation as input")
     for name in fields.keys() & NEUTRAL.keys():
         if fields[name] != NEUTRAL[name]:
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+            raise invalid_field(name, "is not supported yet: leave it out")
     passed = {name: fields.pop(name) for name in PASSED & fields.keys()}
     return converted(fields, ResponsesRequest, "responses request"), passed
 
 
-def chat_body(request: ResponsesRequest) -> dict[str, Any]:
-    """Returns the body of the chat that means the same.
+def chat_fields(request: ResponsesRequest) -> dict[str, Any]:
+    """Returns the fields of the chat that means the same.
 
     Raises:
         InvalidRequest: an item of the input, a tool or a format is unsupported.
@@ -94,7 +96,7 @@ def chat_body(request: ResponsesRequest) -> dict[str, Any]:
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     for item in items:
         _add(messages, item)
-    body = {
+    fields = {
         "messages": messages,
         "model": request.model,
         "max_tokens": request.max_output_tokens,
@@ -108,16 +110,16 @@ def chat_body(request: ResponsesRequest) -> dict[str, Any]:
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
     if request.tools:
-        body["tools"] = [_tool(tool) for tool in request.tools]
-        body["parallel_tool_calls"] = request.parallel_tool_calls
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None:
         choice = request.tool_choice
-        body["tool_choice"] = choice if isinstance(choice, str) else _tool(choice)
-    return body
+        fields["tool_choice"] = choice if isinstance(choice, str) else _tool(choice)
+    return fields
 
 
 def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    """Adds what an item of the input says to the messages of a chat."""
+    """Adds an item of the input to the messages of a chat."""
     match item:
         case {"role": str(role), "content": content} if item.get("type", "message") == "message":
             messages.append({"role": role, "content": _content(content)})
@@ -132,26 +134,26 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
             pass
         case _:
             kind = item.get("type", "message")
-            raise InvalidRequest(f"input has a malformed or unsupported item of type {kind}: send messages of text")
+            raise invalid_field("input", f"has a malformed or unsupported item of type {kind}: send messages of text")
 
 
 def _content(content: object) -> object:
-    """Returns the content of a message of a chat. What is none is refused where the chat is read."""
+    """Returns the content of a chat's message; other types are passed on, since the chat refuses them."""
     if not isinstance(content, list):
         return content
     parts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") not in {"input_text", "output_text", "text"}:
             kind = part.get("type") if isinstance(part, dict) else part
-            raise InvalidRequest(f"input has content of type {kind}: text is the only kind")
+            raise invalid_field("input", f"has content of type {kind}: text is the only kind")
         parts.append({"type": "text", "text": part.get("text")})
     return parts
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Returns a tool, or the choice of one, as a chat has it."""
+    """Returns a tool, or the choice of a tool, in the shape of a chat."""
     if tool.get("type") != "function":
-        raise InvalidRequest(f"tools of type {tool.get('type')} are not supported: functions are")
+        raise invalid_field("tools", f"of type {tool.get('type')} are not supported: functions are")
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 

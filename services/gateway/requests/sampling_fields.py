@@ -1,4 +1,4 @@
-"""Splits the body of an HTTP request into fields of the route and sampling fields, and drops fields without effect."""
+"""Splits the body of an HTTP request into the route's fields and sampling fields, and drops fields without effect."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -7,13 +7,13 @@ import msgspec
 
 from pagewire.services.gateway.requests.response_format import structured_outputs
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.client_protocol.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.client_protocol.client_requests import check_free_form, field_of
+from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.messages.client import SamplingParams
 
 T = TypeVar("T")
 TokenLimit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-"""A number of tokens in a field that is `max_tokens` elsewhere, so that an error names the field that was sent."""
+"""A number of tokens in a route's own field for `max_tokens`, checked here so that an error names that field."""
 
 IGNORED = frozenset(
     {
@@ -66,8 +66,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "watermarking": (),
     "web_search_options": (),
 }
-"""Fields that are ignored if they have one of these neutral values."""
+"""Values with which a field is ignored."""
 RESPONSE_FORMAT = "response_format"
+"""OpenAI's field for `structured_outputs`."""
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options", RESPONSE_FORMAT}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
@@ -83,51 +84,61 @@ LONGEST_NEUTRAL = 256
 """Bytes of the longest neutral value, with room for spaces."""
 
 
-def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields | None = None) -> dict[str, Any]:
-    """Returns the fields of a body without those that have no effect. A null field counts as missing.
+def read_openai_fields(
+    body: bytes, names: Collection[str], kind: str, unknown: UnknownFields | None = None
+) -> dict[str, Any]:
+    """Returns the fields of a body of OpenAI's, without those that are ignored.
 
     Args:
         body: JSON.
-        known: names of the route's fields.
+        names: the route's fields.
         kind: kind of request, for error messages.
         unknown: takes the fields that are neither the route's nor documented anywhere; by default they are ignored.
 
     Raises:
-        InvalidRequest: the body is not a JSON object, or uses an unsupported field, which the message names.
+        InvalidRequest: the body is not a JSON object, or has an unknown field that is refused.
     """
     unknown = UnknownFields() if unknown is None else unknown
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        for name in raw.keys() - DOCUMENTED.union(known):
+        for name in raw.keys() - DOCUMENTED.union(names):
             if bytes(raw.pop(name)).decode() != "null":
-                unknown.add(name, DOCUMENTED.union(known))
-        fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
+                unknown.add(name, DOCUMENTED.union(names))
+        return {name: _value(name, value, names) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
-    effective = {name: value for name, value in fields.items() if not _is_neutral(name, value, known)}
+
+
+def without_neutral(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns the fields that have an effect: neither None nor neutral. `names`: the route's fields.
+
+    Raises:
+        InvalidRequest: a field is not supported, or its value is too deep or too large.
+    """
+    effective = {name: value for name, value in fields.items() if not _is_neutral(name, value, names)}
     for name, value in effective.items():
-        if name in NOT_BUILT and name not in known:
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+        if name in NOT_BUILT and name not in names:
+            raise invalid_field(name, "is not supported yet: leave it out")
         if name in FREE_FORM:
             check_free_form(name, value)
     return effective
 
 
 def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
-    """Returns the struct of a route's own fields; `name` is what it is called in errors.
+    """Returns fields as a struct, which errors call by `name`.
 
     Raises:
         InvalidRequest: a field has the wrong type.
     """
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a {name}: {error}") from error
+        raise InvalidRequest(f"the body is not a {name}: {error}", field=field_of(error)) from error
 
 
 def read_fields(
     body: bytes,
-    known: Collection[str],
+    names: Collection[str],
     kind: str,
     unknown: UnknownFields,
     *,
@@ -137,6 +148,10 @@ def read_fields(
     """Returns the fields of a body of a route without sampling parameters of vLLM's. A null field counts as missing.
 
     Args:
+        body: JSON.
+        names: the route's fields.
+        kind: kind of request, for error messages.
+        unknown: takes all other fields.
         not_built: fields that change the answer and are refused.
         free_form: fields whose values may have any form.
 
@@ -151,11 +166,11 @@ def read_fields(
             if text == "null":
                 continue
             if name in not_built:
-                raise InvalidRequest(f"{name} is not supported yet: leave it out")
-            if name in known:
+                raise invalid_field(name, "is not supported yet: leave it out")
+            if name in names:
                 fields[name] = msgspec.json.decode(text)
             else:
-                unknown.add(name, known)
+                unknown.add(name, names)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
     for name in fields.keys() & set(free_form):
@@ -163,40 +178,38 @@ def read_fields(
     return fields
 
 
-def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of a body that are `known` to the route, and its sampling fields, whose types are checked.
+def split_sampling(fields: Mapping[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields that have an effect: the route's, which `names` has, and sampling fields of checked types.
 
     A `response_format` becomes `structured_outputs`.
 
     Raises:
-        InvalidRequest: a field is unknown or of the wrong type; the message names it.
+        InvalidRequest: a field is not supported, of the wrong type, too deep or too large.
     """
-    own = {name: value for name, value in body.items() if name in known}
-    rest = {name: value for name, value in body.items() if name not in known}
-    if RESPONSE_FORMAT in rest:
-        if "structured_outputs" in rest:
-            raise InvalidRequest(f"{RESPONSE_FORMAT} and structured_outputs are both given: leave one of them out")
-        rest["structured_outputs"] = structured_outputs(rest.pop(RESPONSE_FORMAT))
-    try:
-        checked = msgspec.convert(rest, SamplingParams, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a valid request: {error}") from error
-    return own, {name: getattr(checked, name) for name in rest}
+    effective = without_neutral(fields, names)
+    own = {name: value for name, value in effective.items() if name in names}
+    sampling = {name: value for name, value in effective.items() if name not in names}
+    if RESPONSE_FORMAT in sampling:
+        if "structured_outputs" in sampling:
+            raise invalid_field(RESPONSE_FORMAT, "and structured_outputs are both given: leave one of them out")
+        sampling["structured_outputs"] = structured_outputs(sampling.pop(RESPONSE_FORMAT))
+    params = converted(sampling, SamplingParams, "valid request")
+    return own, {name: getattr(params, name) for name in sampling}
 
 
-def _value(name: str, raw: msgspec.Raw, known: Collection[str]) -> object:
+def _value(name: str, raw: msgspec.Raw, names: Collection[str]) -> object:
     """Returns the value of a field. One that will be refused is not decoded: a body can hold millions of objects."""
     text = bytes(raw)
     sampling = name in SamplingParams.__struct_fields__ or name == RESPONSE_FORMAT
-    supported = name in known or (sampling and name not in NOT_BUILT)
+    supported = name in names or (sampling and name not in NOT_BUILT)
     if supported or len(text) <= LONGEST_NEUTRAL:
         return msgspec.json.decode(text)
     return text
 
 
-def _is_neutral(name: str, value: object, known: Collection[str]) -> bool:
+def _is_neutral(name: str, value: object, names: Collection[str]) -> bool:
     # Types are compared too, because 0 equals False, and logprobs 0 has an effect.
     return value is None or (
-        not (name in BESIDE_TOOLS and name in known)
+        not (name in BESIDE_TOOLS and name in names)
         and any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ()))
     )

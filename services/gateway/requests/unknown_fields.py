@@ -1,4 +1,4 @@
-"""Fields of a request body that nobody documents: they are ignored and named, or refused."""
+"""Undocumented fields of a request body, which are ignored and named, or refused."""
 
 import difflib
 import re
@@ -9,8 +9,8 @@ from pagewire.shared.errors import InvalidRequest
 HEADER = b"pagewire-warning"
 """Response header that names the ignored fields."""
 MAX_NAMES = 16
-"""Names in the header; the others are counted."""
-REFUSED = {
+"""Names in the header; further ones are counted."""
+REPLACEMENTS = {
     "guided_choice": "structured_outputs",
     "guided_decoding_backend": "structured_outputs",
     "guided_grammar": "structured_outputs",
@@ -20,8 +20,9 @@ REFUSED = {
     "messages": "prompt",
     "prompt": "messages",
 }
-"""Fields that would change the answer, elsewhere or in earlier versions of vLLM, and what to send instead."""
+"""Fields that would change the answer on other routes or in earlier versions of vLLM, and the field to send instead."""
 _PRINTABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+"""A name that may be repeated in a header."""
 
 
 class UnknownFields:
@@ -36,25 +37,25 @@ class UnknownFields:
         self._names: list[str] = []
         self._count = 0
 
-    def add(self, name: str, known: Collection[str]) -> None:
-        """Notes a field; `known` are the names of those that could be meant.
+    def add(self, name: str, documented: Collection[str]) -> None:
+        """Notes a field; `documented`: names that it may be a misspelling of.
 
         Raises:
             InvalidRequest: the field must not be ignored.
         """
-        shown = name if _PRINTABLE.fullmatch(name) else "?"
-        if instead := REFUSED.get(name):
-            raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead")
+        printable = name if _PRINTABLE.fullmatch(name) else "?"
+        if instead := REPLACEMENTS.get(name):
+            raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead", field=name)
         if self.strict:
-            close = difflib.get_close_matches(shown, known, 1)
+            close = difflib.get_close_matches(printable, documented, 1)
             hint = f"do you mean {close[0]}?" if close else "leave it out, or start the server without --strict"
-            raise InvalidRequest(f"the field `{shown}` is unknown: {hint}")
+            raise InvalidRequest(f"the field `{printable}` is unknown: {hint}", field=printable)
         self._count += 1
         if len(self._names) < MAX_NAMES:
-            self._names.append(shown)
+            self._names.append(printable)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Returns the response header that names the ignored fields; none if there are none."""
+        """Returns the response header that names the ignored fields; empty if no field was ignored."""
         if not self._names:
             return []
         more = self._count - len(self._names)

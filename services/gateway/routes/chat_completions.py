@@ -4,58 +4,32 @@ import time
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway.answers.chat_messages import finish_reason, has_calls, message_of
+from pagewire.services.gateway.answers.answer_reader import AnswerReader
+from pagewire.services.gateway.answers.chat_messages import message_of
 from pagewire.services.gateway.answers.logprobs import chat_logprobs
+from pagewire.services.gateway.answers.openai_events import ChatEvents
 from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatCompletion, timings_of, usage_of
 from pagewire.services.gateway.answers.parsed_chat_events import ParsedChatEvents
-from pagewire.services.gateway.answers.sse_events import ChatEvents
-from pagewire.services.gateway.requests.chat_request import decode
+from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Call
-from pagewire.shared.messages.client import Result
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
+from pagewire.shared.messages.client import ChatFormat, Result
 
 
-class ChatCompletions:
-    """The `Api` of OpenAI's chat completions."""
+class ChatCompletions(Api):
+    """OpenAI's chat completions."""
 
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """See `Api.read`."""
-        request, sampling = decode(body, unknown)
-        arguments = {
-            "messages": request.messages,
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.continue_final_message,
-            "chat_template_kwargs": request.chat_template_kwargs,
-            "tools": request.tools,
-            "tool_choice": request.tool_choice,
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "model": request.model,
-            "request_id": request.request_id,
-            "priority": request.priority,
-            "user": request.user,
-            "cache_salt": request.cache_salt,
-            "add_special_tokens": request.add_special_tokens,
-            "truncate_prompt_tokens": request.truncate_prompt_tokens,
-            "return_token_ids": request.return_token_ids,
-            **sampling,
-        }
-        return Call(
-            arguments,
-            request.stream,
-            request.stream_options,
-            sampling.get("n", 1),
-            top_logprobs=request.top_logprobs,
-            reasoning=request.include_reasoning,
-            token_ids=request.return_token_ids,
-        )
+    @override
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
+        return call_of(*decode(body, unknown))
 
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
-        """See `Api.answer`."""
-        del client
-        top, form = call.top_logprobs, result.chat_format
+    @override
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> ChatCompletion:
+        reader = reader_of(call, stream.request_id, result.chat_format)
         answer = ChatCompletion(
             id=f"chatcmpl-{stream.request_id}",
             created=int(time.time()),
@@ -63,9 +37,9 @@ class ChatCompletions:
             choices=[
                 ChatChoice(
                     choice.index,
-                    message := message_of(choice, form, stream.request_id, reasoning=call.reasoning),
-                    None if choice.logprobs is None else chat_logprobs(choice.logprobs, top),
-                    finish_reason=finish_reason(choice, form, calls=has_calls(message)),
+                    message_of(choice, reader),
+                    None if choice.logprobs is None else chat_logprobs(choice.logprobs, call.top_logprobs),
+                    finish_reason=reader.finish_reason(choice),
                     stop_reason=choice.stop_reason,
                     token_ids=choice.token_ids if call.token_ids else msgspec.UNSET,
                 )
@@ -80,17 +54,46 @@ class ChatCompletions:
             answer.prompt_logprobs = result.prompt_logprobs[0]
         return answer
 
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
-        """See `Api.events`."""
-        del client
-        shown: dict[str, Any] = {
-            "counted": counted,
-            "logprobs": "logprobs" in call.arguments,
-            "top_logprobs": call.top_logprobs,
-            "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
-            "prompt_logprobs": "prompt_logprobs" in call.arguments,
-        }
-        form = stream.chat_format
-        if form is None:
-            return ChatEvents(stream.request_id, stream.model, **shown)
-        return ParsedChatEvents(stream.request_id, stream.model, form, reasoning=call.reasoning, **shown)
+    @override
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> ChatEvents:
+        fields = event_fields(call, stream, counted=counted)
+        if stream.chat_format is None:
+            return ChatEvents(stream.request_id, stream.model, fields, call.top_logprobs)
+        reader = reader_of(call, stream.request_id, stream.chat_format)
+        return ParsedChatEvents(stream.request_id, stream.model, reader, fields, call.top_logprobs)
+
+
+def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> ApiCall:
+    """Returns the call of a chat, whose sampling fields are `sampling`."""
+    arguments = {
+        "messages": request.messages,
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
+        "chat_template_kwargs": request.chat_template_kwargs,
+        "tools": request.tools,
+        "tool_choice": request.tool_choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "model": request.model,
+        "request_id": request.request_id,
+        "priority": request.priority,
+        "user": request.user,
+        "cache_salt": request.cache_salt,
+        "add_special_tokens": request.add_special_tokens,
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+        "return_token_ids": request.return_token_ids,
+        **sampling,
+    }
+    return ApiCall(
+        arguments,
+        request.stream,
+        request.stream_options,
+        sampling.get("n", 1),
+        top_logprobs=request.top_logprobs,
+        reasoning=request.include_reasoning,
+        token_ids=request.return_token_ids,
+    )
+
+
+def reader_of(call: ApiCall, request_id: str, form: ChatFormat | None) -> AnswerReader:
+    """Returns the reader of the answers to a chat."""
+    return AnswerReader(request_id, form, reasoning=call.reasoning)

@@ -4,23 +4,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway.answers.echo import Echo, EchoEvents
+from pagewire.services.gateway.answers.echo_events import Echo, EchoEvents
 from pagewire.services.gateway.answers.logprobs import completion_logprobs, echoed_logprobs, joined
+from pagewire.services.gateway.answers.openai_events import CompletionEvents
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
-from pagewire.services.gateway.answers.sse_events import CompletionEvents
 from pagewire.services.gateway.requests.completion_request import decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Call
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
 from pagewire.shared.messages.client import Result
 
 
-class Completions:
-    """The `Api` of OpenAI's completions."""
+class Completions(Api):
+    """OpenAI's completions."""
 
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """See `Api.read`."""
+    @override
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         request, sampling = decode(body, unknown)
         arguments = {
             "prompt": request.prompt,
@@ -34,7 +36,7 @@ class Completions:
             "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
             **sampling,
         }
-        return Call(
+        return ApiCall(
             arguments,
             request.stream,
             request.stream_options,
@@ -44,8 +46,8 @@ class Completions:
             token_ids=request.return_token_ids,
         )
 
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
-        """See `Api.answer`."""
+    @override
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Completion:
         if call.no_tokens:
             result.usage.completion_tokens = 0
         prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
@@ -55,9 +57,9 @@ class Completions:
         choices = []
         for choice in result.choices:
             prompt = choice.index // call.choices
-            text, found = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            text, tokens = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
             offset = len(prompts[prompt]) if call.echo else 0
-            logprobs = None if found is None else completion_logprobs(found, offset)
+            logprobs = None if tokens is None else completion_logprobs(tokens, offset)
             if call.echo and result.prompt_logprobs is not None and logprobs is not None:
                 logprobs = joined(echoed_logprobs(firsts[prompt], result.prompt_logprobs[prompt]), logprobs)
             answer = CompletionChoice(
@@ -82,20 +84,16 @@ class Completions:
             timings=timings_of(result.metrics, result.usage),
         )
 
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
-        """See `Api.events`."""
-        reports = "prompt_logprobs" in call.arguments
-        shown = {
-            "counted": counted,
-            "logprobs": "logprobs" in call.arguments,
-            "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
-            "prompt_logprobs": reports,
-        }
+    @override
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> CompletionEvents:
+        fields = event_fields(call, stream, counted=counted)
         if not call.echo:
-            return CompletionEvents(stream.request_id, stream.model, **shown)
-        firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
-        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts if reports else None)
-        return EchoEvents(stream.request_id, stream.model, echo, no_tokens=call.no_tokens, **shown)
+            return CompletionEvents(stream.request_id, stream.model, fields)
+        firsts = None
+        if fields.prompt_logprobs:
+            firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids]
+        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts)
+        return EchoEvents(stream.request_id, stream.model, fields, echo, no_tokens=call.no_tokens)
 
 
 async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -14,22 +14,25 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway.answers.openai_events import EventFields
+from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.http.http_counter import STATUS
-from pagewire.services.gateway.http.request_ids import HEADER, given_id, new_id
+from pagewire.services.gateway.http.request_ids import HEADER, client_id_of, new_id
 from pagewire.services.gateway.requests.completion_request import StreamOptions
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared import subjects
 from pagewire.shared.errors import Internal, PagewireError
-from pagewire.shared.messages.client import Delta, Final, Result
+from pagewire.shared.messages.client import Delta, Result
 from pagewire.shared.telemetry import tracing
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
-FAULT = "the request met a fault of the server: its log has the details"
+FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
+"""Message of the error for a fault of the gateway."""
 TIMEOUT = 600.0
-"""Timeout of an HTTP request, in seconds."""
+"""Seconds after which a request ends with an error."""
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
@@ -37,21 +40,23 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """A decoded request."""
 
     arguments: dict[str, Any]
     """Arguments of `AsyncClient.stream`."""
     streamed: bool
+    """Whether the answer is a stream of events."""
     options: StreamOptions
+    """Options of the stream."""
     choices: int
     """Completions per prompt."""
     echo: bool = False
     """Whether the prompt is part of the text."""
     no_tokens: bool = False
-    """Whether only the prompt is wanted: the one token that is generated is dropped."""
+    """Whether the answer is the prompt alone: the one token that is generated is dropped."""
     top_logprobs: int = 0
-    """Likeliest tokens that a chat shows at each position."""
+    """Number of the likeliest tokens that a chat shows at each position."""
     reasoning: bool = True
     """Whether the reasoning is part of a chat's answer."""
     token_ids: bool = False
@@ -60,36 +65,21 @@ class Call:
     """Fields of the request that are repeated in the answer."""
 
 
-class EventStream(Protocol):
-    """The events of one request, encoded."""
-
-    done: ClassVar[bytes]
-    """What is sent after the last event."""
-
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """Returns the events before all texts, for a number of choices."""
-
-    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns the events of deltas."""
-
-    def ends(self, final: Final, *, usage: bool) -> bytes:
-        """Returns the events after all texts, with the usage if it is wanted."""
-
-    def failed(self, error: PagewireError) -> bytes:
-        """Returns the events that end a stream with an error."""
-
-
 class Api(Protocol):
     """The part of an endpoint that depends on the route."""
 
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """Returns the request in a body, whose unknown fields `unknown` takes. Raises InvalidRequest."""
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
+        """Decodes a request; `unknown` takes the fields that the route does not know.
 
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
+        Raises:
+            InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
+        """
+
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
-        """Returns the events of a stream that has begun; `counted`: every event has the usage so far."""
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
+        """Returns the events of a stream that has begun; `counted`: whether every event has the usage so far."""
 
 
 class Endpoint:
@@ -112,9 +102,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         self.running += 1
-        given = given_id(scope)
-        own_id = new_id(given)
-        headers = [(HEADER, given or own_id.encode())]
+        client_id = client_id_of(scope)
+        fresh_id = new_id(client_id)
+        headers = [(HEADER, client_id or fresh_id.encode())]
         began, status, stream = time.monotonic(), 200, None
         caller = _trace_headers(scope)
         span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
@@ -122,11 +112,11 @@ class Endpoint:
         try:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
-            if own := call.arguments["request_id"]:
-                if subjects.is_token(own):  # otherwise the pipeline refuses it
-                    headers = [(HEADER, given or own.encode())]
+            if body_id := call.arguments["request_id"]:
+                if subjects.is_token(body_id):  # otherwise the pipeline refuses it
+                    headers = [(HEADER, client_id or body_id.encode())]
             else:
-                call.arguments.update(request_id=own_id, fresh=True)
+                call.arguments.update(request_id=fresh_id, fresh=True)
             client = await self._client.for_tenant(scope.get("tenant", ""))
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             headers += unknown.headers()
@@ -146,7 +136,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
             status = 500
-            fault = Internal(FAULT)
+            fault = Internal(FAULT_MESSAGE)
             tracing.fail(span, fault)
             await _respond(errors.response(fault, scope["path"]), headers, send)
         finally:
@@ -168,7 +158,7 @@ class Endpoint:
         self,
         client: AsyncClient,
         stream: Stream,
-        call: Call,
+        call: ApiCall,
         send: Send,
         headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
@@ -195,6 +185,16 @@ class Endpoint:
                 assert stream.final is not None
                 end = events.ends(stream.final, usage=usage)
         await send({"type": "http.response.body", "body": end + events.done})
+
+
+def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields:
+    """Returns the fields of the events that answer a call of OpenAI's."""
+    return EventFields(
+        counted=counted,
+        logprobs="logprobs" in call.arguments,
+        prompt_ids=stream.prompt_token_ids if call.token_ids else None,
+        prompt_logprobs="prompt_logprobs" in call.arguments,
+    )
 
 
 async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:

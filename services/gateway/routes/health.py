@@ -21,7 +21,7 @@ class Health:
         self._on_change = on_change
         self._healthy = False
         self.draining = ""
-        """Why this gateway takes no more requests; empty: it takes them."""
+        """Why this gateway takes no more requests; empty: it takes some."""
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""

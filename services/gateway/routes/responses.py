@@ -1,29 +1,26 @@
 """OpenAI's `/v1/responses`, as a form of a chat. Nothing is stored."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway.answers.answer_reader import AnswerBlock, AnswerReader
+from pagewire.services.gateway.answers.block_events import BlockEvents
+from pagewire.services.gateway.answers.sse import EventStream, sse
 from pagewire.services.gateway.http import errors
-from pagewire.services.gateway.requests.responses_request import chat_body, decode
+from pagewire.services.gateway.requests import chat_request
+from pagewire.services.gateway.requests.responses_request import chat_fields, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.chat_parts import (
-    CHAT,
-    AnswerPart,
-    Block,
-    chat_events,
-    parts_in,
-    parts_of,
-    read_chat,
-)
-from pagewire.services.gateway.routes.endpoint import Call, EventStream
+from pagewire.services.gateway.routes.chat_completions import call_of, reader_of
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall
+from pagewire.shared.chat.parts import Kind
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages import client as wire
-from pagewire.shared.messages.client import Delta, Final, Result
+from pagewire.shared.messages.client import Choice, FinalChoice, Result
 
 _encode = msgspec.json.Encoder().encode
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "tool_choice", "tools", "top_p")
@@ -127,15 +124,15 @@ class ModelResponse(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
 
 
-class Responses:
-    """The `Api` of OpenAI's responses."""
+class Responses(Api):
+    """OpenAI's responses."""
 
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """See `Api.read`."""
+    @override
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         request, passed = decode(body, unknown)
-        call = read_chat(chat_body(request) | passed, unknown)
-        given = {name: getattr(request, name) for name in ECHOED}
-        call.echoed.update({name: value for name, value in given.items() if value is not None})
+        call = call_of(*chat_request.of_fields(chat_fields(request) | passed))
+        fields = {name: getattr(request, name) for name in ECHOED}
+        call.echoed.update({name: value for name, value in fields.items() if value is not None})
         if request.tools:
             call.echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in request.tools]
         call.echoed["parallel_tool_calls"] = request.parallel_tool_calls
@@ -143,156 +140,123 @@ class Responses:
             call.echoed["text"] = {"format": request.text.format}
         return call
 
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ModelResponse:
-        """See `Api.answer`."""
-        *parts, end = parts_of(await CHAT.answer(client, call, stream, result))
+    @override
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> ModelResponse:
+        reader = reader_of(call, stream.request_id, result.chat_format)
         response = _response(call, stream)
-        blocks: list[Block] = []
-        for part in parts or [AnswerPart("text")]:
-            if not blocks or not blocks[-1].takes(part):
-                blocks.append(Block(part))
-            blocks[-1].texts.append(part.text)
-        response.output = [_item(block, stream.request_id, number) for number, block in enumerate(blocks)]
-        _finish(response, end, result.usage)
+        (choice,) = result.choices
+        blocks = enumerate(reader.blocks(choice))
+        response.output = [_item(block, _item_id(block, stream.request_id, index)) for index, block in blocks]
+        _finish(response, choice, result.usage)
         return response
 
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
-        """See `Api.events`."""
-        del counted
-        return ResponseEvents(await chat_events(client, call, stream), _response(call, stream), stream.request_id)
+    @override
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
+        reader = reader_of(call, stream.request_id, stream.chat_format)
+        return ResponseEvents(reader, _response(call, stream), stream.request_id)
 
 
-class ResponseEvents:
-    """The `EventStream` of OpenAI's responses: an item of the output begins, grows and ends, then the next one."""
+class ResponseEvents(BlockEvents):
+    """The events of OpenAI's responses: each block is an item of the output."""
 
-    done: ClassVar[bytes] = b""
-
-    def __init__(self, chat: EventStream, response: ModelResponse, request_id: str) -> None:
-        """`chat`: the events of the chat path."""
-        self._chat = chat
+    def __init__(self, reader: AnswerReader, response: ModelResponse, request_id: str) -> None:
+        """`response`: the response before its first item."""
+        super().__init__(reader)
         self._response = response
         self._request_id = request_id
-        self._block: Block | None = None
         self._number = 0
+        """Number of the next event."""
 
+    @override
     def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """Returns the events that the response begins."""
-        del choices, prompt_tokens
-        return b"".join(
-            self._event(name, response=self._response) for name in ("response.created", "response.in_progress")
-        )
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._event(name, response=self._response) for name in names)
 
-    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns the events of deltas."""
-        return self._parts(self._chat.texts(batch, prompt_tokens))
+    @override
+    def begin_block(self, block: AnswerBlock) -> bytes:
+        place = self._place(block)
+        item = _item(block, place["item_id"])
+        item.status = "in_progress"
+        if not isinstance(item, FunctionCall):
+            item.content = []
+        added = self._event("response.output_item.added", output_index=place["output_index"], item=item)
+        if isinstance(item, FunctionCall):
+            return added
+        return added + self._event("response.content_part.added", **place, content_index=0, part=_content(block))
 
-    def ends(self, final: Final, *, usage: bool) -> bytes:
-        """Returns the rest of the response, and the whole of it."""
-        del usage
-        return self._parts(self._chat.ends(final, usage=False), final)
+    @override
+    def grow_block(self, block: AnswerBlock, text: str) -> bytes:
+        place = self._place(block)
+        match block.kind:
+            case Kind.CONTENT:
+                return self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+            case Kind.REASONING:
+                return self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
+            case _:
+                return self._event("response.function_call_arguments.delta", **place, delta=text)
 
+    @override
+    def end_block(self, block: AnswerBlock) -> bytes:
+        place, text = self._place(block), block.text
+        item = _item(block, place["item_id"])
+        match block.kind:
+            case Kind.CONTENT:
+                done = self._event("response.output_text.done", **place, content_index=0, text=text, logprobs=[])
+            case Kind.REASONING:
+                done = self._event("response.reasoning_text.done", **place, content_index=0, text=text)
+            case _:
+                done = self._event("response.function_call_arguments.done", **place, name=block.name, arguments=text)
+        if not isinstance(item, FunctionCall):
+            done += self._event("response.content_part.done", **place, content_index=0, part=_content(block))
+        done += self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        self._response.output.append(item)
+        return done
+
+    @override
+    def finish(self, choice: FinalChoice, usage: wire.Usage) -> bytes:
+        _finish(self._response, choice, usage)
+        return self._event(f"response.{self._response.status}", response=self._response)
+
+    @override
     def failed(self, error: PagewireError) -> bytes:
-        """Returns the event of an error."""
-        _, body = errors.body_of(error)
-        found = msgspec.json.decode(body)["error"]
-        return self._event("error", code=found["code"], message=found["message"], param=found["param"], error=found)
+        detail = errors.detail_of(error)
+        return self._event("error", code=detail.code, message=detail.message, param=detail.param, error=detail)
 
     def _event(self, name: str, /, **fields: object) -> bytes:
         body = _encode({"type": name, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
+        return sse(body, name)
 
-    def _parts(self, events: bytes, final: Final | None = None) -> bytes:
-        found = []
-        for part in parts_in(events):
-            if part.kind == "end":
-                assert final is not None
-                if self._block is None:
-                    found.append(self._begin(AnswerPart("text")))
-                found.append(self._end_block())
-                _finish(self._response, part, final.usage)
-                name = "response.completed" if self._response.status == "completed" else "response.incomplete"
-                found.append(self._event(name, response=self._response))
-                continue
-            if self._block is None or not self._block.takes(part):
-                found += [self._end_block(), self._begin(part)]
-            found.append(self._continue_block(part))
-        return b"".join(found)
-
-    @property
-    def _place(self) -> dict[str, object]:
-        """Where the open item is, for its events."""
+    def _place(self, block: AnswerBlock) -> dict[str, Any]:
+        """Returns the fields that say where the item of an open block is."""
         index = len(self._response.output)
-        return {"item_id": _item_id(self._block, self._request_id, index), "output_index": index}
-
-    def _begin(self, part: AnswerPart) -> bytes:
-        self._block = Block(part)
-        index = len(self._response.output)
-        item = _item(self._block, self._request_id, index)
-        item.status = "in_progress"
-        if not isinstance(item, FunctionCall):
-            item.content = []
-        begun = self._event("response.output_item.added", output_index=index, item=item)
-        if part.kind == "call":
-            return begun
-        return begun + self._event(
-            "response.content_part.added", **self._place, content_index=0, part=_content_part(part.kind, "")
-        )
-
-    def _continue_block(self, part: AnswerPart) -> bytes:
-        assert self._block is not None
-        self._block.texts.append(part.text)
-        if part.kind == "call":
-            if not part.text:
-                return b""
-            return self._event("response.function_call_arguments.delta", **self._place, delta=part.text)
-        name = "response.output_text.delta" if part.kind == "text" else "response.reasoning_text.delta"
-        more: dict[str, object] = {"logprobs": []} if part.kind == "text" else {}
-        return self._event(name, **self._place, content_index=0, delta=part.text, **more)
-
-    def _end_block(self) -> bytes:
-        block = self._block
-        if block is None:
-            return b""
-        place, text = self._place, block.text
-        item = _item(block, self._request_id, len(self._response.output))
-        if isinstance(item, FunctionCall):
-            ended = self._event("response.function_call_arguments.done", **place, name=item.name, arguments=text)
-        else:
-            part = _content_part(block.first.kind, text)
-            name = "output_text" if block.first.kind == "text" else "reasoning_text"
-            more: dict[str, object] = {"logprobs": []} if block.first.kind == "text" else {}
-            ended = self._event(f"response.{name}.done", **place, content_index=0, text=text, **more)
-            ended += self._event("response.content_part.done", **place, content_index=0, part=part)
-        ended += self._event("response.output_item.done", output_index=place["output_index"], item=item)
-        self._response.output.append(item)
-        self._block = None
-        return ended
+        return {"item_id": _item_id(block, self._request_id, index), "output_index": index}
 
 
-def _response(call: Call, stream: Stream) -> ModelResponse:
+def _response(call: ApiCall, stream: Stream) -> ModelResponse:
     return ModelResponse(id=f"resp_{stream.request_id}", created_at=int(time.time()), model=stream.model, **call.echoed)
 
 
-def _content_part(kind: str, text: str) -> OutputText | ReasoningText:
-    return OutputText(text) if kind == "text" else ReasoningText(text)
+def _content(block: AnswerBlock) -> OutputText | ReasoningText:
+    return OutputText(block.text) if block.kind is Kind.CONTENT else ReasoningText(block.text)
 
 
-def _item_id(block: Block | None, request_id: str, index: int) -> str:
-    prefixes = {"text": "msg", "reasoning": "rs", "call": "fc"}
-    return f"{prefixes[block.first.kind if block else 'text']}_{request_id}_{index}"
+def _item_id(block: AnswerBlock, request_id: str, index: int) -> str:
+    prefixes = {Kind.CONTENT: "msg", Kind.REASONING: "rs", Kind.NAME: "fc"}
+    return f"{prefixes[block.kind]}_{request_id}_{index}"
 
 
-def _item(block: Block, request_id: str, index: int) -> Item:
-    number, text, first = _item_id(block, request_id, index), block.text, block.first
-    if first.kind == "call":
-        return FunctionCall(number, first.call_id, first.name, text)
-    if first.kind == "reasoning":
-        return ReasoningItem(number, [ReasoningText(text)])
-    return OutputMessage(number, [OutputText(text)])
+def _item(block: AnswerBlock, item_id: str) -> Item:
+    match block.kind:
+        case Kind.CONTENT:
+            return OutputMessage(item_id, [OutputText(block.text)])
+        case Kind.REASONING:
+            return ReasoningItem(item_id, [ReasoningText(block.text)])
+        case _:
+            return FunctionCall(item_id, block.call_id, block.name, block.text)
 
 
-def _finish(response: ModelResponse, end: AnswerPart, usage: wire.Usage) -> None:
+def _finish(response: ModelResponse, end: Choice | FinalChoice, usage: wire.Usage) -> None:
     """Fills in why a response ends, and its usage."""
     response.status = "incomplete" if end.finish_reason == "length" else "completed"
     if response.status == "incomplete":

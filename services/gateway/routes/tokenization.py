@@ -38,9 +38,12 @@ class TokenizeAnswer(msgspec.Struct):
     """The tokens of a text."""
 
     count: int
+    """Number of tokens."""
     max_model_len: int
+    """Context length of the model, in tokens."""
     tokens: list[int]
     token_strs: list[str] | None
+    """The tokens as the vocabulary spells them, if the request asks for them."""
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -65,10 +68,11 @@ class TokenCount(msgspec.Struct):
 NOT_BUILT = frozenset({"chat_template", "media_io_kwargs", "mm_processor_kwargs"})
 """Fields of vLLM that change the tokens and are refused."""
 FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
+"""Fields whose values may have any form."""
 
 
 class Tokenization:
-    """The handlers of these routes."""
+    """The handlers of `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`."""
 
     def __init__(self, client: AsyncClient, body_limit: int, *, strict: bool = False) -> None:
         """`strict`: whether unknown fields are refused."""
@@ -80,7 +84,7 @@ class Tokenization:
         """Answers with the tokens of a text or of a conversation."""
         body, unknown = await self._read(request, TokenizeBody)
         client = await self._client_of(request)
-        asked = TokenizeRequest(
+        conversation = TokenizeRequest(
             text=body.prompt,
             messages=body.messages,
             add_special_tokens=body.add_special_tokens,
@@ -90,7 +94,7 @@ class Tokenization:
             tools=body.tools,
             return_token_strs=body.return_token_strs,
         )
-        reply = await client.tokenize_request(asked, body.model)
+        reply = await client.tokenize_request(conversation, body.model)
         lengths = {info.name: info.max_model_len for info in await client.models()}
         length = lengths.get(body.model) or next(iter(lengths.values()))
         return _json(TokenizeAnswer(len(reply.token_ids), length, reply.token_ids, reply.token_strs), unknown)
@@ -105,11 +109,11 @@ class Tokenization:
         """Answers with the number of tokens of the prompt that a messages request would have."""
         unknown = UnknownFields(strict=self._strict)
         body = anthropic_request.decode(await self._body(request), unknown)
-        chat = anthropic_request.chat_body(body, None)
+        chat = anthropic_request.chat_fields(body, None)
         fields = {name: chat[name] for name in FREE_FORM & chat.keys()}
-        asked = converted(fields, TokenizeRequest, "messages request")
+        conversation = converted(fields, TokenizeRequest, "messages request")
         client = await self._client_of(request)
-        return _json(TokenCount(len((await client.tokenize_request(asked, body.model)).token_ids)), unknown)
+        return _json(TokenCount(len((await client.tokenize_request(conversation, body.model)).token_ids)), unknown)
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, UnknownFields]:
         """Returns the body and its unknown fields."""

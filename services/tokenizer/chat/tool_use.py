@@ -10,7 +10,7 @@ from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
 from pagewire.shared.client_protocol.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.messages.client import (
     ChatFormat,
     ChatMessage,
@@ -33,22 +33,23 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
     tools, choice = request.tools or [], request.tool_choice
     if not tools:
         if choice == "required" or isinstance(choice, ToolChoice):
-            raise InvalidRequest("tool_choice needs tools: give some, or leave it out")
+            raise invalid_field("tool_choice", "needs tools: give some, or leave it out")
         return
     names = check_shown(request, formats)
     forced = choice == "required" or isinstance(choice, ToolChoice)
     if forced and request.sampling.structured_outputs is not None:
-        raise InvalidRequest("structured_outputs cannot be used with a tool_choice that forces a call: leave one out")
+        raise invalid_field("structured_outputs", "cannot be used with a tool_choice that forces a call: leave one out")
     match choice:
         case ToolChoice(function=function):
             if function.name not in names:
-                raise InvalidRequest(f"tool_choice names {function.name}, but tools has only {', '.join(names)}")
+                raise invalid_field("tool_choice", f"names {function.name}, but tools has only {', '.join(names)}")
         case None | "auto" if not formats.auto:
-            raise InvalidRequest("tool_choice auto is switched off here: set it to none or required, or name a tool")
+            raise invalid_field("tool_choice", "auto is switched off here: set it to none or required, or name a tool")
         case None | "auto" if not formats.tool_calls:
             raise InvalidRequest(
                 "tool_choice auto needs to know how the model writes calls, which its chat template does not show: "
-                "start the server with --tool-call-parser, or set tool_choice to none"
+                "start the server with --tool-call-parser, or set tool_choice to none",
+                field="tool_choice",
             )
 
 
@@ -60,13 +61,13 @@ def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
     """
     tools = request.tools or []
     if tools and request.messages is None:
-        raise InvalidRequest("tools need messages: give a conversation instead of a prompt")
+        raise invalid_field("tools", "need messages: give a conversation instead of a prompt")
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
+        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed", field="tools")
     check_free_form("tools", tools)
     names = [_name_of(tool) for tool in tools]
     if tools and request.tool_choice != "none" and not formats.takes_tools:
-        raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+        raise invalid_field("tools", "cannot be used: the model's chat template does not show them to the model")
     return names
 
 
@@ -152,12 +153,14 @@ def _name_of(tool: Mapping[str, Any]) -> str:
     """Returns the name of a function. Raises InvalidRequest if the tool is none."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise InvalidRequest('tools must be functions: {"type": "function", "function": {"name": ...}}')
+        raise InvalidRequest('tools must be functions: {"type": "function", "function": {"name": ...}}', field="tools")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest("tools must have names: each function.name must be a text")
+        raise invalid_field("tools", "must have names: each function.name must be a text")
     if not isinstance(function.get("parameters") or {}, dict):
-        raise InvalidRequest(f"tools: the parameters of {name} must be a JSON schema, which is an object")
+        raise InvalidRequest(
+            f"tools: the parameters of {name} must be a JSON schema, which is an object", field="tools"
+        )
     return name
 
 

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.services.tokenizer.validation.json_schemas import JsonSchema, closed, stricter
 from pagewire.shared.client_protocol.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.grammar_compiler import MAX_GRAMMAR, GrammarCompiler, GrammarError
 from pagewire.shared.messages.client import StructuredOutputsParams
 
@@ -77,7 +77,7 @@ class GrammarChecker:
         except GrammarError as error:
             substitute = self._substitute(params, prefix) if kind in {"json", "structural_tag"} else ""
             if not substitute:
-                raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}") from error
+                raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}", field=FIELD) from error
             return substitute
         return grammar
 
@@ -99,7 +99,7 @@ def kind_of(params: StructuredOutputsParams) -> str:
     """
     given = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
     if len(given) != 1:
-        raise InvalidRequest(f"{FIELD} must have exactly one of {', '.join(KINDS)}, not {', '.join(given) or 'none'}")
+        raise invalid_field(FIELD, f"must have exactly one of {', '.join(KINDS)}, not {', '.join(given) or 'none'}")
     return given[0]
 
 
@@ -115,15 +115,17 @@ def grammar_of(params: StructuredOutputsParams, *, strict: bool = False, prefix:
         InvalidRequest: not exactly one form is given, or it is too long or malformed; the message names the field.
     """
     kind = kind_of(params)
-    check_free_form(f"{FIELD}.{kind}", getattr(params, kind))
+    check_free_form(FIELD, getattr(params, kind), f".{kind}")
     try:
         grammar = _grammar(params, strict)
         if prefix:
             grammar = _behind(prefix, grammar)
     except (ValueError, TypeError, RecursionError, AssertionError) as error:
-        raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}") from error
+        raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}", field=FIELD) from error
     if len(grammar) > MAX_GRAMMAR:
-        raise InvalidRequest(f"{FIELD}.{kind} has {len(grammar)} characters, at most {MAX_GRAMMAR} are allowed")
+        raise InvalidRequest(
+            f"{FIELD}.{kind} has {len(grammar)} characters, at most {MAX_GRAMMAR} are allowed", field=FIELD
+        )
     return grammar
 
 

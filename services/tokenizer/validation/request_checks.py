@@ -8,7 +8,7 @@ from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.conversation import conversation_of
 from pagewire.services.tokenizer.validation import sampling_checks
 from pagewire.shared import subjects
-from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
+from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge, invalid_field
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
@@ -79,21 +79,21 @@ def validate(
         InvalidRequest: names the field and its range.
     """
     if request.request_id is not None and not subjects.is_token(request.request_id):
-        raise InvalidRequest("request_id must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
+        raise invalid_field("request_id", "must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
     if not 1 <= request.timeout_ms <= MAX_TIMEOUT_MS:
-        raise InvalidRequest(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {request.timeout_ms}")
+        raise invalid_field("timeout_ms", f"must be between 1 and {MAX_TIMEOUT_MS}, not {request.timeout_ms}")
     if request.priority not in PRIORITIES:
-        raise InvalidRequest(f"priority must be an integer of 32 bits, not {request.priority}")
+        raise invalid_field("priority", f"must be an integer of 32 bits, not {request.priority}")
     if len(request.user) > MAX_USER:
-        raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
+        raise invalid_field("user", f"must have at most {MAX_USER} characters, not {len(request.user)}")
     if len(request.cache_salt) > MAX_SALT:
-        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
+        raise invalid_field("cache_salt", f"must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
     sampling_checks.check(request.sampling, vocab_size, max_logprobs)
     if request.stream and sampling_checks.num_sequences(request.sampling) > request.sampling.n:
-        raise InvalidRequest("best_of is not for streams, because the best is known at the end: leave out stream")
+        raise invalid_field("best_of", "is not for streams, because the best is known at the end: leave out stream")
     truncated = request.truncate_prompt_tokens
     if truncated is not None and truncated != -1 and truncated < 1:
-        raise InvalidRequest(f"truncate_prompt_tokens must be at least 1, or -1, not {truncated}")
+        raise invalid_field("truncate_prompt_tokens", f"must be at least 1, or -1, not {truncated}")
     return prompts_of(request)
 
 
@@ -111,7 +111,7 @@ def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPro
     if isinstance(prompt, str):
         return TextPrompts([prompt])
     if not prompt:
-        raise InvalidRequest("prompt is empty: give text, token ids, or several of either")
+        raise invalid_field("prompt", "is empty: give text, token ids, or several of either")
     if _all_ids(prompt):
         return TokenPrompts([prompt])
     return _batch(prompt)
@@ -156,8 +156,9 @@ def truncate(
     if tokens is None:
         return prompts
     if tokens > limits.max_model_len:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens is {tokens}, more than the context of {limits.max_model_len} tokens: set it lower"
+        raise invalid_field(
+            "truncate_prompt_tokens",
+            f"is {tokens}, more than the context of {limits.max_model_len} tokens: set it lower",
         )
     kept = max(1, limits.max_model_len - (params.max_tokens or 1)) if tokens == -1 else tokens
     return [prompt[-kept:] for prompt in prompts]
@@ -171,11 +172,11 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """
     for index, ids in enumerate(prompts):
         if not ids:
-            raise InvalidRequest(f"prompt {index} is empty: give at least one token")
+            raise invalid_field("prompt", f"{index} is empty: give at least one token")
         low, high = min(ids), max(ids)
         if low < 0 or high >= vocab_size:
             token = low if low < 0 else high
-            raise InvalidRequest(f"prompt {index} has token {token}, outside the vocabulary of {vocab_size} tokens")
+            raise invalid_field("prompt", f"{index} has token {token}, outside the vocabulary of {vocab_size} tokens")
 
 
 def tokens_to_generate(
@@ -205,7 +206,9 @@ def tokens_to_generate(
             f"shorten the prompt or set max_tokens to at most {room}"
         )
     if params.min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds the {max_tokens} tokens that the context leaves")
+        raise invalid_field(
+            "min_tokens", f"{params.min_tokens} exceeds the {max_tokens} tokens that the context leaves"
+        )
     ids = RESULT_BYTES * sum(prompt_lengths) if return_token_ids else 0
     _check_payload(prompt_lengths, sequences, max_tokens, params, limits, ids)
     return max_tokens
@@ -251,14 +254,14 @@ def _check_payload(
 
 def _batch(prompts: Sequence[int | str | Sequence[int]]) -> TextPrompts | TokenPrompts:
     if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt has {len(prompts)} prompts, at most {MAX_PROMPTS} fit into one request")
+        raise invalid_field("prompt", f"has {len(prompts)} prompts, at most {MAX_PROMPTS} fit into one request")
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) == len(prompts):
         return TextPrompts(texts)
     ids = [prompt for prompt in prompts if not isinstance(prompt, str | int)]
     if len(ids) == len(prompts):
         return TokenPrompts(ids)
-    raise InvalidRequest("prompt has several kinds: give either texts or lists of token ids")
+    raise invalid_field("prompt", "has several kinds: give either texts or lists of token ids")
 
 
 def _all_ids(prompt: Sequence[int | str | Sequence[int]]) -> TypeGuard[Sequence[int]]:

@@ -9,7 +9,7 @@ import secrets
 from array import array
 from collections.abc import Sequence, Set
 
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY, Sampling
@@ -57,20 +57,22 @@ def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> No
     """
     if params.structured_outputs is not None:
         for name in NOT_IN_GRAMMAR:
-            _require(not getattr(params, name), f"{name} cannot be used with structured_outputs: leave one of them out")
+            _require(not getattr(params, name), name, "cannot be used with structured_outputs: leave one of them out")
     if params.n < 1:
-        raise InvalidRequest(f"n must be at least 1, not {params.n}")
+        raise invalid_field("n", f"must be at least 1, not {params.n}")
     _check_best_of(params)
     for parameter in PARAMETERS:
         parameter.check(getattr(params, parameter.name))
     if params.beam_width is None:
         _require(
-            params.n == 1 or not _greedy(params), "n must be 1 when temperature is 0: greedy completions are all equal"
+            params.n == 1 or not _greedy(params),
+            "n",
+            "must be 1 when temperature is 0: greedy completions are all equal",
         )
-        _require(params.length_penalty == 1.0, "length_penalty is that of a beam search: set beam_width too")
+        _require(params.length_penalty == 1.0, "length_penalty", "is that of a beam search: set beam_width too")
     else:
         _check_beams(params, params.beam_width, vocab_size)
-    _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed must be an integer of 64 bits")
+    _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed", "must be an integer of 64 bits")
     _check_length(params)
     _check_stops(params, vocab_size)
     _check_edits(params, vocab_size)
@@ -122,7 +124,8 @@ def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...
     count = sum(map(len, found))
     _require(
         len(found) <= MAX_BAD_WORDS and count <= MAX_BAD_WORD_TOKENS,
-        f"bad_words are {len(found)} lists of {count} tokens together, at most {MAX_BAD_WORDS} and "
+        "bad_words",
+        f"are {len(found)} lists of {count} tokens together, at most {MAX_BAD_WORDS} and "
         f"{MAX_BAD_WORD_TOKENS} are allowed",
     )
     return tuple(found)
@@ -191,7 +194,8 @@ def _edits(params: SamplingParams, bad_words: Sequence[Sequence[int]], stop_ids:
         banned = {word[0] for word in bad_words if len(word) == 1} | (stop_ids if params.min_tokens else set())
         _require(
             not banned.issuperset(allowed),
-            "allowed_token_ids are all banned at the beginning, by bad_words or as stop tokens below min_tokens",
+            "allowed_token_ids",
+            "are all banned at the beginning, by bad_words or as stop tokens below min_tokens",
         )
     return {
         "bias_ids": pack(biases),
@@ -225,65 +229,72 @@ def _reported(least: int | None, asked: int | None, vocab_size: int) -> int:
 def _check_best_of(params: SamplingParams) -> None:
     best_of = params.best_of
     if best_of is not None:
-        _require(best_of >= params.n, f"best_of must be at least n, which is {params.n}, not {best_of}")
+        _require(best_of >= params.n, "best_of", f"must be at least n, which is {params.n}, not {best_of}")
         _require(
             best_of == 1 or params.beam_width is not None or not _greedy(params),
-            "best_of must be 1 when temperature is 0: greedy completions are all equal",
+            "best_of",
+            "must be 1 when temperature is 0: greedy completions are all equal",
         )
 
 
 def _check_logprobs(name: str, number: int | None, most: int) -> None:
     if number is not None and not 0 <= number <= most:
-        raise InvalidRequest(f"{name} must be between 0 and {most}, not {number}")
+        raise invalid_field(name, f"must be between 0 and {most}, not {number}")
 
 
 def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:
-    _require(1 <= width <= MAX_BEAMS, f"beam_width must be between 1 and {MAX_BEAMS}, not {width}")
-    _require(params.n <= width, f"n must be at most beam_width, which is {width}, not {params.n}")
-    _require(math.isfinite(params.length_penalty), f"length_penalty must be finite, not {params.length_penalty}")
+    _require(1 <= width <= MAX_BEAMS, "beam_width", f"must be between 1 and {MAX_BEAMS}, not {width}")
+    _require(params.n <= width, "n", f"must be at most beam_width, which is {width}, not {params.n}")
+    _require(math.isfinite(params.length_penalty), "length_penalty", f"must be finite, not {params.length_penalty}")
     columns = _columns(params, vocab_size)
     refused = [
         p.name for p in PARAMETERS if not p.penalty and columns[p.name] not in (p.neutral, getattr(_DEFAULTS, p.name))
     ]
     refused += [name for name, harmless in NOT_IN_BEAM_SEARCH.items() if getattr(params, name) not in harmless]
     if refused:
-        raise InvalidRequest(f"{refused[0]} has no meaning in a beam search: leave it out, or leave out beam_width")
+        raise invalid_field(refused[0], "has no meaning in a beam search: leave it out, or leave out beam_width")
 
 
 def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
     """Checks that every step has enough candidates that do not end the text."""
     _require(
-        stops <= MAX_BEAM_STOPS, f"there are {stops} stop tokens, at most {MAX_BEAM_STOPS} are allowed with beam_width"
+        stops <= MAX_BEAM_STOPS,
+        "stop_token_ids",
+        f"and the model's own are {stops} stop tokens, at most {MAX_BEAM_STOPS} are allowed with beam_width",
     )
     _require(
         width + stops <= vocab_size,
-        f"beam_width {width} and {stops} stop tokens exceed the {vocab_size} tokens there are",
+        "beam_width",
+        f"{width} and {stops} stop tokens exceed the {vocab_size} tokens there are",
     )
 
 
 def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {params.max_tokens}")
+        raise invalid_field("max_tokens", f"must be at least 1, not {params.max_tokens}")
     if params.min_tokens < 0:
-        raise InvalidRequest(f"min_tokens must not be negative, as {params.min_tokens} is")
+        raise invalid_field("min_tokens", f"must not be negative, as {params.min_tokens} is")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}")
+        raise invalid_field("min_tokens", f"{params.min_tokens} exceeds max_tokens {params.max_tokens}")
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     if params.stop == [] and not params.stop_token_ids:
         return  # as most requests
     stops = stop_strings(params)
-    _require(len(stops) <= MAX_STOPS, f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
-    _require(all(stops), "stop has an empty string: leave it out")
+    _require(len(stops) <= MAX_STOPS, "stop", f"has {len(stops)} strings, at most {MAX_STOPS} are allowed")
+    _require(all(stops), "stop", "has an empty string: leave it out")
     longest = max(map(len, stops), default=0)
     _require(
-        longest <= MAX_STOP_LENGTH, f"stop has a string of {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
+        longest <= MAX_STOP_LENGTH,
+        "stop",
+        f"has a string of {longest} characters, at most {MAX_STOP_LENGTH} are allowed",
     )
     tokens = stop_tokens(params)
     _require(
         len(tokens) <= MAX_STOP_TOKENS,
-        f"stop_token_ids has {len(tokens)} tokens, at most {MAX_STOP_TOKENS} are allowed",
+        "stop_token_ids",
+        f"has {len(tokens)} tokens, at most {MAX_STOP_TOKENS} are allowed",
     )
     for token in tokens:
         _check_token("stop_token_ids", token, vocab_size)
@@ -293,36 +304,38 @@ def _check_edits(params: SamplingParams, vocab_size: int) -> None:
     if not _has_edits(params):
         return
     biases, allowed, words = params.logit_bias or {}, params.allowed_token_ids, params.bad_words or []
-    _require(len(biases) <= MAX_BIASES, f"logit_bias has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
+    _require(len(biases) <= MAX_BIASES, "logit_bias", f"has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
     for token, bias in biases.items():
         _check_token("logit_bias", token, vocab_size)
-        _require(not math.isnan(bias), f"logit_bias of token {token} is not a number")
+        _require(not math.isnan(bias), "logit_bias", f"of token {token} is not a number")
     if allowed is not None:
-        _require(len(allowed) > 0, "allowed_token_ids is empty: name at least one token, or leave it out")
+        _require(len(allowed) > 0, "allowed_token_ids", "is empty: name at least one token, or leave it out")
         _require(
             len(allowed) <= MAX_ALLOWED_TOKENS,
-            f"allowed_token_ids has {len(allowed)} tokens, at most {MAX_ALLOWED_TOKENS} are allowed",
+            "allowed_token_ids",
+            f"has {len(allowed)} tokens, at most {MAX_ALLOWED_TOKENS} are allowed",
         )
         for token in allowed:
             _check_token("allowed_token_ids", token, vocab_size)
-    _require(len(words) <= MAX_BAD_WORDS, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed")
-    _require(all(word.strip() for word in words), "bad_words has an empty text: leave it out")
+    _require(len(words) <= MAX_BAD_WORDS, "bad_words", f"has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed")
+    _require(all(word.strip() for word in words), "bad_words", "has an empty text: leave it out")
     longest = max(map(len, words), default=0)
     _require(
         longest <= MAX_STOP_LENGTH,
-        f"bad_words has a text of {longest} characters, at most {MAX_STOP_LENGTH} are allowed",
+        "bad_words",
+        f"has a text of {longest} characters, at most {MAX_STOP_LENGTH} are allowed",
     )
 
 
 def _check_token(field: str, token: int, vocab_size: int) -> None:
-    _require(0 <= token < vocab_size, f"{field} has token {token}, outside the vocabulary of {vocab_size} tokens")
+    _require(0 <= token < vocab_size, field, f"has token {token}, outside the vocabulary of {vocab_size} tokens")
 
 
 def _greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
-def _require(condition: bool, message: str) -> None:
-    """Refuses a request. What every request passes is written out instead: it does not pay for a message."""
+def _require(condition: bool, field: str, reason: str) -> None:
+    """Refuses an invalid field. Checks that every request passes are written out: they pay for no message."""
     if not condition:
-        raise InvalidRequest(message)
+        raise invalid_field(field, reason)

@@ -16,12 +16,14 @@ from pagewire.shared.chat.formats import (
 from pagewire.shared.chat.reader import Reader, Steps
 
 Grammar = Callable[[Reader], Steps[None]]
+"""Reads the calls and the content of a message."""
 
 REQUIRED = "required"
+"""Format of a text that a grammar forces to be calls."""
 NAMED = "named"
-"""Formats of texts that a grammar forces: several calls, or the arguments of the named one."""
+"""Format of a text that a grammar forces to be the arguments of one tool."""
 HARMONY = "harmony"
-"""A format of whole messages, with reasoning and calls in them."""
+"""Format of whole messages, with reasoning and calls in them."""
 TYPED = frozenset({"glm45", "qwen3_coder"})
 """Formats whose arguments are texts or JSON, which only the schemas of the tools tell apart."""
 
@@ -36,7 +38,7 @@ TOOL_CALLS: Mapping[str, Grammar] = {
     "qwen3_coder": qwen3_coder.qwen3_coder,
     REQUIRED: forced.required,
 }
-"""What reads calls and content, by format."""
+"""Grammars by format."""
 TOOL_TAGS: Mapping[str, tuple[str, ...]] = {
     "glm45": (glm45.OPEN, glm45.CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     HARMONY: harmony.TAGS,
@@ -61,7 +63,7 @@ TOOL_PARSERS = {
     "qwen3_coder": "qwen3_coder",
     "qwen3_xml": "qwen3_coder",
 }
-"""Formats by the names of vLLM's parsers."""
+"""Formats of calls by the names of vLLM's parsers."""
 
 REASONING = {
     "think": ("<think>", "</think>"),
@@ -78,4 +80,4 @@ REASONING_PARSERS = {
     "openai_gptoss": HARMONY,
     "qwen3": "think",
 }
-"""Formats by the names of vLLM's parsers."""
+"""Formats of reasoning by the names of vLLM's parsers."""

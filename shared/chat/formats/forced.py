@@ -1,4 +1,4 @@
-"""What a grammar makes a model write when it must call: no tags, only JSON."""
+"""Texts of a model that a grammar forces to call: no tags, only JSON."""
 
 from pagewire.shared.chat.json_call import call_array
 from pagewire.shared.chat.reader import Reader, Steps
@@ -6,10 +6,12 @@ from pagewire.shared.chat.reader import Reader, Steps
 
 def required(reader: Reader) -> Steps[None]:
     """Reads `[{"name": "f", "parameters": {...}}]`, with at least one call."""
-    reader.mark()
+    return reader.content_behind(_array)
+
+
+def _array(reader: Reader) -> Steps[None]:
     yield from reader.space()
-    yield from reader.attempt(call_array(reader))
-    yield from reader.rest(reader.out.content)
+    yield from call_array(reader)
 
 
 def named(reader: Reader, name: str) -> Steps[None]:

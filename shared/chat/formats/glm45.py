@@ -2,7 +2,7 @@
 
 import re
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 from pagewire.shared.chat.typed_value import add_argument, argument_value
 
@@ -10,18 +10,17 @@ OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 _NAME = re.compile(r"[^<>\s{}]")
+"""A character of a name."""
 
 
 def glm45(reader: Reader) -> Steps[None]:
     """Reads content with calls in it. An argument goes out when it is complete, as JSON."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_call(reader))
+    return reader.content_around(OPEN, _call)
 
 
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.space()
-    function = yield from reader.match(_NAME, MAX_NAME)
+    function = yield from reader.match(_NAME, MAX_NAME_LENGTH)
     yield from reader.space()
     following = yield from reader.peek()
     if following not in {"<", ""}:

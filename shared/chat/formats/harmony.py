@@ -5,35 +5,36 @@ A message of the channel analysis is reasoning, one with a recipient (`to=functi
 
 import re
 from collections.abc import Callable
+from functools import partial
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
 CHANNEL, MESSAGE, END, START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 CALL, CONSTRAIN, RETURN = "<|call|>", "<|constrain|>", "<|return|>"
 TAGS = (CHANNEL, MESSAGE, END, START, CALL, CONSTRAIN, RETURN)
 NEXT = f"{START}assistant"
-"""What begins another message, behind the end of one."""
+"""Beginning of each message after the first."""
 FINAL = f"{CHANNEL}final{MESSAGE}"
-"""Header of what the user is told."""
+"""Header of the message to the user."""
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+"""The called tool in a header."""
 _ENDS = (END, CALL, RETURN)
+"""Tags behind a message."""
 _BEGINS = ("<", " ")
 """First characters of a header."""
 
 
 def harmony(reader: Reader, answer: Callable[[Reader], Steps[None]] | None = None) -> Steps[None]:
-    """Reads messages; the prompt has begun the first one. What has no header is content.
+    """Reads messages; the prompt has begun the first one. Text without a header is content.
 
-    `answer` reads the last message, if it is no content.
+    `answer` reads the last message; None: it is content.
     """
     if answer is not None and (yield from reader.peek()) not in _BEGINS:
         yield from answer(reader)
         return
-    reader.mark()
-    yield from reader.attempt(_messages(reader, answer))
-    yield from reader.rest(reader.out.content)
+    yield from reader.content_behind(partial(_messages, answer=answer))
 
 
 def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) -> Steps[None]:
@@ -65,10 +66,10 @@ def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) ->
 
 
 def _header(reader: Reader) -> Steps[str]:
-    """Returns what is before a message. Raises Malformed if there is none."""
-    found = Held(MAX_NAME)
+    """Returns the text between the beginning of a message and its content. Raises Malformed if it is no header."""
+    header = Held(MAX_NAME_LENGTH)
     if (yield from reader.peek()) not in _BEGINS:
         raise Malformed
-    if not (yield from reader.until(MESSAGE, found.take)):
+    if not (yield from reader.until(MESSAGE, header.take)):
         raise Malformed
-    return found.text
+    return header.text

@@ -9,9 +9,7 @@ CLOSE = "</tool_call>"
 
 def hermes(reader: Reader) -> Steps[None]:
     """Reads content with calls in it. The closing tag of a call may be missing."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_call(reader))
+    return reader.content_around(OPEN, _call)
 
 
 def _call(reader: Reader) -> Steps[None]:

@@ -2,7 +2,7 @@
 
 import re
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 OPEN = "<|tool_calls_section_begin|>"
@@ -12,13 +12,12 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
 
 _ID = re.compile(r"[\w.:-]")
+"""A character of a call's id."""
 
 
 def kimi_k2(reader: Reader) -> Steps[None]:
     """Reads content with sections of calls in it."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_calls(reader))
+    return reader.content_around(OPEN, _calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:
@@ -34,7 +33,7 @@ def _calls(reader: Reader) -> Steps[None]:
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.expect(CALL)
     yield from reader.space()
-    identity = yield from reader.match(_ID, MAX_NAME)
+    identity = yield from reader.match(_ID, MAX_NAME_LENGTH)
     name = identity.removeprefix("functions.").rpartition(":")
     yield from reader.space()
     yield from reader.expect(ARGUMENTS)

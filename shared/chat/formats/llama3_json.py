@@ -8,9 +8,7 @@ TAG = "<|python_tag|>"
 
 def llama3_json(reader: Reader) -> Steps[None]:
     """Reads calls, or else content."""
-    reader.mark()
-    yield from reader.attempt(_calls(reader))
-    yield from reader.rest(reader.out.content)
+    return reader.content_behind(_calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:

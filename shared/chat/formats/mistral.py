@@ -5,19 +5,18 @@
 
 import re
 
-from pagewire.shared.chat.json_call import MAX_NAME, call_array, call_object
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH, call_array, call_object
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 OPEN = "[TOOL_CALLS]"
 
 _NAME = re.compile(r"[\w.-]")
+"""A character of a name."""
 
 
 def mistral(reader: Reader) -> Steps[None]:
     """Reads content with calls behind it."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_calls(reader))
+    return reader.content_around(OPEN, _calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:
@@ -32,9 +31,9 @@ def _calls(reader: Reader) -> Steps[None]:
 
 
 def _named(reader: Reader) -> Steps[None]:
-    name = yield from reader.match(_NAME, MAX_NAME)
+    name = yield from reader.match(_NAME, MAX_NAME_LENGTH)
     if (yield from reader.optional("[CALL_ID]")):
-        yield from reader.match(_NAME, MAX_NAME)
+        yield from reader.match(_NAME, MAX_NAME_LENGTH)
     yield from reader.optional("[ARGS]")
     yield from reader.space()
     if (yield from reader.peek()) != "{":

@@ -5,21 +5,21 @@ import json
 import re
 import warnings
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 OPEN = "<|python_start|>"
 CLOSE = "<|python_end|>"
 
 _NAME = re.compile(r"[\w.]")
+"""A character of a name."""
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+"""Change of the depth at a bracket."""
 
 
 def pythonic(reader: Reader) -> Steps[None]:
     """Reads calls, or else content. Each argument goes out when it is complete, as JSON."""
-    reader.mark()
-    yield from reader.attempt(_calls(reader))
-    yield from reader.rest(reader.out.content)
+    return reader.content_behind(_calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:
@@ -41,12 +41,12 @@ def _calls(reader: Reader) -> Steps[None]:
 
 
 def _call(reader: Reader) -> Steps[None]:
-    name = yield from reader.match(_NAME, MAX_NAME)
+    name = yield from reader.match(_NAME, MAX_NAME_LENGTH)
     yield from reader.expect("(")
     yield from reader.space()
     before = "{"
     while not (yield from reader.optional(")")):
-        key = yield from reader.match(_NAME, MAX_NAME)
+        key = yield from reader.match(_NAME, MAX_NAME_LENGTH)
         yield from reader.space()
         yield from reader.expect("=")
         value = _to_json((yield from _literal(reader)))
@@ -64,17 +64,17 @@ def _call(reader: Reader) -> Steps[None]:
 
 def _literal(reader: Reader) -> Steps[str]:
     """Returns the text up to the comma or the bracket behind a value."""
-    found: list[str] = []
+    characters: list[str] = []
     depth, quote = 0, ""
     while True:
         character = yield from reader.peek()
         if not quote and not depth and character in {",", ")"}:
-            return "".join(found)
+            return "".join(characters)
         yield from reader.next()
-        found.append(character)
+        characters.append(character)
         if quote:
             if character == "\\":
-                found.append((yield from reader.next()))
+                characters.append((yield from reader.next()))
             elif character == quote:
                 quote = ""
         elif character in {"'", '"'}:
@@ -84,7 +84,11 @@ def _literal(reader: Reader) -> Steps[str]:
 
 
 def _to_json(literal: str) -> str:
-    """Returns the JSON of a literal. Raises Malformed if it is none."""
+    """Returns the JSON of a literal. Raises Malformed if the text is no literal.
+
+    >>> _to_json("{'a': (1, True)}")
+    '{"a": [1, true]}'
+    """
     text = literal.strip()
     try:
         try:
@@ -92,8 +96,8 @@ def _to_json(literal: str) -> str:
                 value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = json.loads(text)
-        found = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        found.encode()  # half of a surrogate pair is no text
+        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        encoded.encode()  # half of a surrogate pair is no text
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise Malformed from error
-    return found
+    return encoded

@@ -20,12 +20,12 @@ from tests.support.responder import MODEL, settle
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 
-async def test_alive_whatever_the_others_do(gateway: Gateway) -> None:
+async def test_a_gateway_without_other_services_is_alive(gateway: Gateway) -> None:
     assert (await gateway.get("/livez")).status == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
-async def test_healthy_only_while_a_request_would_be_served(
+async def test_health_answers_200_only_while_a_request_would_be_served(
     gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for service in health.REQUIRED:
@@ -56,7 +56,7 @@ async def test_without_a_broker_nothing_is_served(gateway: Gateway) -> None:
     assert (answer.status, answer.body) == (503, b"there is no connection to the broker")
 
 
-async def test_models(gateway: Gateway) -> None:
+async def test_models_are_listed_and_described(gateway: Gateway) -> None:
     listed = (await gateway.get("/v1/models")).json
     assert listed["object"] == "list"
     (model,) = listed["data"]
@@ -80,7 +80,7 @@ async def test_a_slash_at_the_end_of_a_path_has_no_meaning(gateway: Gateway) -> 
     assert (await gateway.post({"prompt": "x"}, "/v1/completions/")).status == 200
 
 
-async def test_what_vllm_answers_about_itself(gateway: Gateway) -> None:
+async def test_version_load_and_ping_answer_as_vllm_does(gateway: Gateway) -> None:
     assert (await gateway.get("/version")).json == {"version": version("pagewire")}
     assert (await gateway.get("/load")).json == {"server_load": 0}
     assert [(await gateway.call(method, "/ping", b"", {})).status for method in ("GET", "POST")] == [503, 503]
@@ -90,7 +90,7 @@ async def test_what_vllm_answers_about_itself(gateway: Gateway) -> None:
     assert [(await gateway.call(method, "/ping", b"", {})).status for method in ("GET", "POST")] == [200, 200]
 
 
-async def test_scripts_of_other_sites_are_let_in_only_if_they_are_named(gateway: Gateway) -> None:
+async def test_only_scripts_of_allowed_sites_may_send_requests(gateway: Gateway) -> None:
     page = {"origin": "https://chat.example"}
     assert "access-control-allow-origin" not in (await gateway.get("/v1/models", **page)).headers
     endpoints, client = gateway.endpoints, AsyncClient(bus=gateway.bus)
@@ -98,21 +98,21 @@ async def test_scripts_of_other_sites_are_let_in_only_if_they_are_named(gateway:
     gateway.app = app.build(
         client, endpoints, gateway.health, page_of_metrics, find_tenant("secret", None), ["https://chat.example"]
     )
-    asked = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    allowed = await gateway.call("OPTIONS", "/v1/completions", b"", asked)
+    preflight = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = await gateway.call("OPTIONS", "/v1/completions", b"", preflight)
     assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (200, page["origin"])
-    other = await gateway.call("OPTIONS", "/v1/completions", b"", {**asked, "origin": "https://other.example"})
+    other = await gateway.call("OPTIONS", "/v1/completions", b"", {**preflight, "origin": "https://other.example"})
     assert other.status == 400
     answer = await gateway.post({"prompt": "x"}, authorization="Bearer secret", **page)
     assert answer.headers["access-control-allow-origin"] == page["origin"]
 
 
-async def test_request_ids_are_taken_and_given(gateway: Gateway) -> None:
-    given = await gateway.post({"prompt": "x"}, **{"x-request-id": "r-1"})
-    assert given.headers["x-request-id"] == "r-1"
-    assert given.json["id"].startswith("cmpl-r-1-")
+async def test_a_request_id_in_the_header_is_repeated_and_begins_the_pipelines(gateway: Gateway) -> None:
+    first = await gateway.post({"prompt": "x"}, **{"x-request-id": "r-1"})
+    assert first.headers["x-request-id"] == "r-1"
+    assert first.json["id"].startswith("cmpl-r-1-")
     again = await gateway.post({"prompt": "y"}, **{"x-request-id": "r-1"})
-    assert again.json["id"] != given.json["id"], "a proxy may send one id with several requests"
+    assert again.json["id"] != first.json["id"], "a proxy may send one id with several requests"
     own = await gateway.post({"prompt": "x", "stream": True, "request_id": "mine"})
     assert own.headers["x-request-id"] == "mine"
     broken = await gateway.post({"prompt": "x", "request_id": "a\r\nb: c"})
@@ -135,7 +135,7 @@ async def test_unknown_fields_are_named_in_a_header_or_refused(gateway: Gateway)
     assert (refused["param"], "do you mean max_tokens?" in refused["message"]) == ("max_token", True)
 
 
-async def test_a_key_guards_every_path_but_those_of_health() -> None:
+async def test_every_path_but_health_needs_the_key() -> None:
     gateway = await start_gateway(api_key="secret")
     refused = await gateway.get("/v1/models")
     assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
@@ -196,13 +196,13 @@ async def test_a_refused_request_leaves_no_memory_behind(case: str, stream: bool
         gc.enable()
 
 
-async def test_without_a_pipeline_it_is_unavailable(gateway: Gateway) -> None:
+async def test_a_gateway_without_a_pipeline_answers_503(gateway: Gateway) -> None:
     await gateway.responder.bus.close()
     answer = await gateway.post({"model": MODEL, "prompt": "x"})
     assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
 
 
-async def test_many_at_once(gateway: Gateway) -> None:
+async def test_many_streams_run_at_once(gateway: Gateway) -> None:
     body = {"model": MODEL, "prompt": "x", "stream": True}
     answers = await asyncio.gather(*(gateway.post(body) for _ in range(20)))
     assert all(answer.status == 200 and answer.events for answer in answers)

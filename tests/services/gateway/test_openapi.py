@@ -12,11 +12,11 @@ def test_every_route_with_a_body_is_described() -> None:
 
 
 def test_every_reference_leads_to_a_schema() -> None:
-    found = document()
-    text = msgspec.json.encode(found).decode()
+    api = document()
+    text = msgspec.json.encode(api).decode()
     names = {part.partition('"')[0] for part in text.split('"$ref":"#/components/schemas/')[1:]}
-    assert names <= found["components"]["schemas"].keys()
-    chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert names <= api["components"]["schemas"].keys()
+    chat = api["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat["required"] == ["messages"]
     assert {"messages", "temperature", "structured_outputs", "tools"} <= chat["properties"].keys()
 
@@ -35,7 +35,7 @@ def test_bounds_are_those_that_requests_are_checked_against() -> None:
 
 
 @pytest.mark.anyio
-async def test_it_is_served_with_a_page(gateway: Gateway) -> None:
+async def test_the_document_is_served_with_a_page(gateway: Gateway) -> None:
     served = (await gateway.get("/openapi.json")).json
     assert served == msgspec.to_builtins(document())
     page = await gateway.get("/docs")

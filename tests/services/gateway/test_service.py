@@ -61,7 +61,7 @@ class Running:
             self.responder.bus.publish(
                 f"{subjects.HEARTBEAT}.{service}.x", encode(Heartbeat(service, service, True, 0, 0, 0, {}))
             )
-        await until(lambda: (found := peers.find("g1")) and found.ready)
+        await until(lambda: (beat := peers.find("g1")) and beat.ready)
         self.port = int(beat.load["port"])
         self.peers = peers
 
@@ -208,14 +208,14 @@ def test_anthropics_client_works_unchanged() -> None:
             list(ask(stream=True))
 
 
-def test_a_port_that_is_taken_is_refused() -> None:
+def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
             listen("127.0.0.1", port)
 
 
-def test_it_listens_no_more_once_it_has_ended() -> None:
+def test_an_ended_gateway_listens_no_more() -> None:
     with running() as gateway, socket.create_connection(("127.0.0.1", gateway.port)):
         pass
     with pytest.raises(ConnectionRefusedError):
@@ -224,9 +224,9 @@ def test_it_listens_no_more_once_it_has_ended() -> None:
 
 @contextmanager
 def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
-    """An HTTP connection that stays open between requests, as far as the server allows it.
+    """Opens an HTTP connection, which stays open between requests as far as the server allows it.
 
-    Gives a function that returns the status and the header `Connection` of a request for text or of a GET request.
+    Yields a function that sends a request for text or a GET, and returns the status and the header `Connection`.
     """
     client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
 
@@ -245,7 +245,7 @@ def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
 
 
 def ask_once(gateway: Running, path: str) -> tuple[int, str]:
-    """Does the same over a connection of its own."""
+    """Returns the status and the header `Connection` of a request over a new connection."""
     with connection(gateway) as ask:
         return ask(path)
 
@@ -260,13 +260,13 @@ def drain(gateway: Running, signal: Callable[[Shutdown], None]) -> None:
     gateway.thread.run(signalled())
 
 
-def test_it_ends_at_once_when_nothing_runs() -> None:
+def test_an_idle_gateway_ends_at_once() -> None:
     with running() as gateway:
         drain(gateway, Shutdown.signal)
         gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), 5))
 
 
-def test_it_serves_until_its_successor_is_ready_and_then_closes_each_connection() -> None:
+def test_a_draining_gateway_serves_until_its_successor_is_ready_and_then_closes_each_connection() -> None:
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.signal)
@@ -281,18 +281,18 @@ def test_it_serves_until_its_successor_is_ready_and_then_closes_each_connection(
         gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), 10))
 
 
-def test_what_is_sent_over_an_open_connection_is_still_answered() -> None:
+def test_a_draining_gateway_answers_requests_over_open_connections() -> None:
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.signal)
         gateway.thread.run(gateway.beat("gateway", "g2", port=float(gateway.port)))
         with suppress(ConnectionRefusedError):
-            while True:  # until it has seen its successor
+            while True:  # until its successor is ready
                 socket.create_connection(("127.0.0.1", gateway.port)).close()
         assert ask("/v1/completions") == (200, "close")
 
 
-def test_while_the_stack_stops_it_refuses_what_is_new() -> None:
+def test_a_gateway_of_a_stopping_stack_refuses_new_requests() -> None:
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.stop)

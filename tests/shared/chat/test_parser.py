@@ -17,7 +17,7 @@ WEATHER = '{"city": "Paris, {France}", "days": [1, 2], "note": "a \\"quoted\\" \
 CALL = Call("get_weather", WEATHER)
 TIME = Call("get_time", "{}")
 
-WRITTEN: list[tuple[str, str, Message]] = [
+MESSAGES: list[tuple[str, str, Message]] = [
     # Hermes 2 Pro and 3, Qwen 2.5 and 3
     (
         "hermes",
@@ -131,7 +131,7 @@ WRITTEN: list[tuple[str, str, Message]] = [
     ),
     ("named", WEATHER, Message(None, None, [CALL])),
 ]
-"""Format, text and message."""
+"""Format, text, and the message in it."""
 
 NO_CALLS = [
     ("qwen3_coder", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
@@ -171,6 +171,7 @@ NO_CALLS = [
     ("required", "[]"),
     ("required", '[{"name": "f"'),
 ]
+"""Format, and a text that looks like a call and is content."""
 PIECES = [
     *["<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>"],
     *["</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0"],
@@ -180,6 +181,7 @@ PIECES = [
     *["\n", " ", "{", "}", "[", "]", "(", ")", ",", ";", ":", "=", '"', "\\", "'", "f", "1", "é", "-", "null"],
     *['"name": "f"', '"arguments": {}', '"parameters": {"a": [1]}', '{"name": "f", "arguments": {"b": 1}}', "f(a=1)"],
 ]
+"""Pieces of random texts: tags, names and punctuation of all formats."""
 forms = st.builds(
     ChatFormat,
     tool_calls=st.sampled_from(["", "named", *TOOL_CALLS]),
@@ -195,6 +197,7 @@ def form_of(name: str, reasoning: str = "") -> ChatFormat:
 
 
 def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
+    """Returns the message of a text that arrives in pieces, which end at `cuts`."""
     parser, message, start = MessageParser(form), Message(), 0
     for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         for part in parser.push(text[start:end]):
@@ -205,8 +208,8 @@ def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
     return message
 
 
-@pytest.mark.parametrize(("name", "text", "message"), WRITTEN)
-def test_what_models_write(name: str, text: str, message: Message) -> None:
+@pytest.mark.parametrize(("name", "text", "message"), MESSAGES)
+def test_a_text_of_each_format_is_its_message(name: str, text: str, message: Message) -> None:
     assert read_message(text, form_of(name)) == message
     for call in message.calls:
         json.loads(call.arguments)
@@ -218,7 +221,7 @@ def test_what_models_write(name: str, text: str, message: Message) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
-def test_what_is_no_call_is_text_to_the_letter(name: str, text: str) -> None:
+def test_a_text_that_is_no_call_is_content_to_the_letter(name: str, text: str) -> None:
     assert read_message(text, form_of(name)) == Message(text)
     assert in_pieces(text, form_of(name), range(0, len(text), 3)) == Message(text)
 
@@ -226,7 +229,7 @@ def test_what_is_no_call_is_text_to_the_letter(name: str, text: str) -> None:
 @given(
     form=forms,
     text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=16).map("".join)
-    | st.sampled_from([text for _, text, _ in WRITTEN] + [text[:300] for _, text in NO_CALLS]),
+    | st.sampled_from([text for _, text, _ in MESSAGES] + [text[:300] for _, text in NO_CALLS]),
     cuts=st.lists(st.integers(0, 300), max_size=12),
 )
 @example(ChatFormat("hermes", "think"), "<think>a</think>b<tool_call>{", [1, 9, 10, 17, 18])
@@ -246,7 +249,7 @@ def test_any_split_gives_the_same_message(form: ChatFormat, text: str, cuts: lis
         assert len(whole.calls) <= 1
 
 
-def test_a_call_comes_as_it_is_written() -> None:
+def test_arguments_of_a_call_are_passed_on_as_they_come() -> None:
     parser = MessageParser(form_of("hermes"))
     assert parser.push("Well. <tool") == [(Kind.CONTENT, "Well.", -1)]
     assert parser.push('_call>\n{"name": "f", "argum') == []
@@ -256,7 +259,7 @@ def test_a_call_comes_as_it_is_written() -> None:
     assert parser.end() == [(Kind.CONTENT, "<", -1)]
 
 
-def test_only_the_first_call_counts_if_there_may_be_one() -> None:
+def test_only_the_first_call_counts_without_parallel_calls() -> None:
     text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>'
     assert read_message(text, ChatFormat("hermes", single=True)) == Message(None, None, [Call("f", "{}")])
 
@@ -274,7 +277,7 @@ def test_only_the_first_call_counts_if_there_may_be_one() -> None:
         ("<think>a</thin", False, Message(None, "a</thin")),
     ],
 )
-def test_reasoning_is_what_the_message_begins_with(text: str, opened: bool, message: Message) -> None:
+def test_only_the_beginning_of_a_message_is_reasoning(text: str, opened: bool, message: Message) -> None:
     form = ChatFormat(reasoning="think", opened=opened)
     assert read_message(text, form) == message
     assert in_pieces(text, form, range(len(text))) == message

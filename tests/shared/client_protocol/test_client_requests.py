@@ -42,7 +42,7 @@ def test_messagepack_is_recognised(value: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
-def test_anything_else_is_json(headers: dict[str, str]) -> None:
+def test_any_other_content_type_is_json(headers: dict[str, str]) -> None:
     assert encoding_of(headers) == Encoding.JSON
 
 
@@ -56,24 +56,28 @@ def test_every_kind_of_prompt_is_decoded(encoding: Encoding, prompt: object) -> 
 
 @pytest.mark.parametrize("encoding", BOTH)
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "place", "field"),
     [
-        ({"promt": "x"}, "unknown field `promt`"),
-        ({"sampling": {"beams": 2}}, "unknown field `beams`"),
-        ({"sampling": {"n": "2"}}, "$.sampling.n"),
-        ({"sampling": {"temperature": "hot"}}, "$.sampling.temperature"),
-        ({"messages": [{"role": "user"}]}, "content"),
-        ({"prompt": {"text": "x"}}, "$.prompt"),
-        ({"prompt": [1.5]}, "$.prompt"),
-        ({"prompt": [True]}, "$.prompt"),
-        ({"stream": 1}, "$.stream"),
-        ([], "array"),
+        ({"promt": "x"}, "unknown field `promt`", "promt"),
+        ({"p" * 100: "x"}, "unknown field `ppp", "p" * 64),
+        ({"sampling": {"beams": 2}}, "unknown field `beams`", "sampling"),
+        ({"sampling": {"n": "2"}}, "$.sampling.n", "n"),
+        ({"sampling": {"temperature": "hot"}}, "$.sampling.temperature", "temperature"),
+        ({"messages": [{"role": "user"}]}, "content", "messages"),
+        ({"prompt": {"text": "x"}}, "$.prompt", "prompt"),
+        ({"prompt": [1.5]}, "$.prompt", "prompt"),
+        ({"prompt": [True]}, "$.prompt", "prompt"),
+        ({"stream": 1}, "$.stream", "stream"),
+        ([], "array", None),
     ],
 )
-def test_a_wrong_body_is_refused_with_its_place(encoding: Encoding, body: object, named: str) -> None:
+def test_a_wrong_body_is_refused_with_its_place(
+    encoding: Encoding, body: object, place: str, field: str | None
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_request(encoded(body, encoding), GenerateRequest, encoding)
-    assert named in caught.value.message
+    assert place in caught.value.message
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -101,13 +105,13 @@ def test_malformed_bytes_are_refused(data: bytes, encoding: Encoding) -> None:
 
 
 @given(st.binary(max_size=200), encodings)
-def test_no_bytes_raise_anything_else(data: bytes, encoding: Encoding) -> None:
+def test_any_bytes_are_a_request_or_invalid(data: bytes, encoding: Encoding) -> None:
     with suppress(InvalidRequest):
         assert isinstance(decode_request(data, GenerateRequest, encoding), GenerateRequest)
 
 
 @given(st.dictionaries(fields | st.text(max_size=5), values, max_size=5), encodings)
-def test_no_structure_raises_anything_else(body: dict[str, object], encoding: Encoding) -> None:
+def test_any_structure_is_a_request_or_invalid(body: dict[str, object], encoding: Encoding) -> None:
     if encoding == Encoding.JSON:
         data = msgspec.json.encode(body)
     else:
@@ -156,7 +160,7 @@ def nested(depth: int) -> object:
         ({"chat_template_kwargs": nested(50_000)}, "chat_template_kwargs is nested too deeply"),
     ],
 )
-def test_what_messagepack_cannot_hold_is_refused_by_name(body: dict[str, Any], message: str) -> None:
+def test_a_value_that_messagepack_cannot_hold_is_refused_by_name(body: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         encode_request(body, ENCODER)
 

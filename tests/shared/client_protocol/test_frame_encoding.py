@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
-from pagewire.shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded
+from pagewire.shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded, invalid_field
 from pagewire.shared.messages.client import Delta, ErrorFrame, Frame
 from pagewire.shared.messages.open import Encoding
 
@@ -38,15 +38,20 @@ def test_every_error_has_its_frame(kind: str) -> None:
     }
 
 
-def test_the_wait_is_only_there_when_it_is_known() -> None:
+def test_a_frame_has_retry_after_only_if_it_is_known() -> None:
     with_wait = msgspec.json.decode(encode_frame(error_frame(Overloaded("busy", 500), "r1"), Encoding.JSON))
     assert with_wait["retry_after_ms"] == 500
     without = msgspec.json.decode(encode_frame(error_frame(Overloaded("busy"), "r1"), Encoding.JSON))
     assert "retry_after_ms" not in without
 
 
+def test_an_error_frame_has_a_field_only_if_one_is_to_blame() -> None:
+    assert error_frame(invalid_field("n", "must be at least 1"), "r1").field == "n"
+    assert b"field" not in encode_frame(error_frame(InvalidRequest("wrong"), "r1"), Encoding.JSON)
+
+
 @given(st.text())
-def test_headers_are_short_lines_of_ascii_whatever_the_message(message: str) -> None:
+def test_headers_of_any_message_are_short_lines_of_ascii(message: str) -> None:
     for value in error_headers(InvalidRequest(message)).values():
         assert value.isascii()
         assert value.isprintable()

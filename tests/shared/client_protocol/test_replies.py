@@ -29,7 +29,7 @@ def request(body: bytes = b"{}", headers: Headers | None = None) -> Message:
 
 
 @pytest.mark.parametrize("reply", ["", "pagewire.svc.plan.e1", "_SVC.a", "_INBOX", "_INBOX.*"])
-def test_only_client_inboxes_are_accepted_and_the_others_are_counted(reply: str) -> None:
+def test_only_client_inboxes_are_accepted_and_other_subjects_are_counted(reply: str) -> None:
     replier = Replier(RecordingBus())
     assert replier.accepts("_INBOX.a.1")
     assert not replier.accepts(reply)
@@ -65,7 +65,7 @@ def test_an_error_names_the_request_and_ends_its_stream(body: bytes, request_id:
     assert bus.sent[1:] == [b""][: frames - 1]
 
 
-def test_without_a_connection_nothing_is_raised() -> None:
+def test_a_reply_without_a_connection_raises_nothing() -> None:
     bus = RecordingBus()
     bus.broken = True
     replier = Replier(bus)

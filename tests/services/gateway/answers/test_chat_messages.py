@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in `/v1/chat/completions`, over a pipeline that answers as it is told."""
+"""Reasoning and tool calls in `/v1/chat/completions`, over a pipeline with a script."""
 
 from typing import Any
 
@@ -35,19 +35,20 @@ PIECES = [
 
 
 def answering(gateway: Gateway, pieces: list[str], form: ChatFormat | None = FORM, reason: str = "stop") -> None:
-    """Has requests answered with a text in pieces, each with a log-probability if they are asked for."""
+    """Has requests answered with a text in pieces, each with a log-probability if the request has `logprobs`."""
     gateway.responder.chat_format = form
 
     def script(request: GenerateRequest) -> list[Frame | RequestError | None]:
-        asked = request.sampling.logprobs is not None
+        with_logprobs = request.sampling.logprobs is not None
         logprobs = [{7: Logprob(-0.5, 1, piece)} for piece in pieces]
         name, end, usage = request.request_id or "", FinalChoice(0, reason), Usage(3, len(pieces))  # type: ignore[arg-type]
         if not request.stream:
             text, ids = "".join(pieces), [7] * len(pieces)
-            choice = Choice(0, text, ids, reason, logprobs=logprobs if asked else None)  # type: ignore[arg-type]
+            choice = Choice(0, text, ids, reason, logprobs=logprobs if with_logprobs else None)  # type: ignore[arg-type]
             return [Result(name, [choice], usage, chat_format=form)]
         deltas = [
-            Delta(0, start, piece, [7], [logprobs[start]] if asked else None) for start, piece in enumerate(pieces)
+            Delta(0, start, piece, [7], [logprobs[start]] if with_logprobs else None)
+            for start, piece in enumerate(pieces)
         ]
         return [*deltas, Final(name, [end], usage), None]
 
@@ -61,7 +62,7 @@ async def whole(gateway: Gateway, **fields: Any) -> Any:
 
 
 async def streamed(gateway: Gateway, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message that the events of a stream add up to, and their choices."""
+    """Returns the message that the events of a stream add up to, and their choices."""
     body = {"model": MODEL, "messages": HELLO, "tools": [TOOL], "stream": True, **fields}
     choices = [event["choices"][0] for event in (await gateway.post(body, CHAT)).events if event["choices"]]
     message: dict[str, Any] = {"tool_calls": []}
@@ -127,11 +128,11 @@ async def test_log_probabilities_of_every_token_are_in_the_stream(gateway: Gatew
     choice = await whole(gateway, logprobs=True)
     assert [each["token"] for each in choice["logprobs"]["content"]] == PIECES
     _, choices = await streamed(gateway, logprobs=True)
-    found = [each["token"] for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
-    assert found == PIECES
+    tokens = [each["token"] for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
+    assert tokens == PIECES
 
 
-async def test_usage_with_every_event(gateway: Gateway) -> None:
+async def test_every_event_of_a_parsed_chat_may_have_the_usage(gateway: Gateway) -> None:
     answering(gateway, PIECES)
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"model": MODEL, "messages": HELLO, "tools": [TOOL], "stream": True, "stream_options": options}
@@ -150,7 +151,7 @@ async def test_usage_with_every_event(gateway: Gateway) -> None:
         (['[{"name": "f", ', '"parameters": {"a": 1}}]'], ChatFormat("required"), "stop", "tool_calls"),
     ],
 )
-async def test_why_a_message_ends(
+async def test_a_message_and_its_stream_end_for_the_same_reason(
     gateway: Gateway, pieces: list[str], form: ChatFormat, reason: str, expected: str
 ) -> None:
     answering(gateway, pieces, form, reason)
@@ -170,8 +171,8 @@ async def test_ids_for_mistral_have_nine_letters(gateway: Gateway) -> None:
 
 async def test_a_choice_of_tools_reaches_the_pipeline(gateway: Gateway) -> None:
     answering(gateway, ["Hi"], None)
-    named = {"type": "function", "function": {"name": "f"}}
-    for choice in ("none", "auto", "required", named):
+    function = {"type": "function", "function": {"name": "f"}}
+    for choice in ("none", "auto", "required", function):
         await whole(gateway, tool_choice=choice, parallel_tool_calls=False)
     choices = [request.tool_choice for request in gateway.responder.requests]
     assert choices == ["none", "auto", "required", ToolChoice(FunctionName("f"))]

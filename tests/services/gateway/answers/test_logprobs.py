@@ -24,7 +24,7 @@ from tests.support.responder import MODEL
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 CHAT = "/v1/chat/completions"
-FOUND: list[TokenLogprobs] = [
+GENERATED: list[TokenLogprobs] = [
     {5: Logprob(-2.0, 3, "é"), 6: Logprob(-0.5, 1, "a"), 7: Logprob(-1.0, 2, "b")},
     {6: Logprob(-0.25, 1, "xyz"), 7: Logprob(-9999.0, 2, "c")},
 ]
@@ -33,12 +33,12 @@ PROMPT: list[TokenLogprobs | None] = [None, {8: Logprob(-3.0, 9, "lo"), 9: Logpr
 
 def answer(request: GenerateRequest) -> list[Frame | RequestError | None]:
     """Two tokens, the first of which shows no text yet."""
-    reported = FOUND if request.sampling.logprobs is not None else None
-    asked = request.sampling.prompt_logprobs is not None
-    prompts = ([[4, 8]], [PROMPT]) if asked else (None, None)
+    logprobs = GENERATED if request.sampling.logprobs is not None else None
+    echoes = request.sampling.prompt_logprobs is not None
+    prompts = ([[4, 8]], [PROMPT]) if echoes else (None, None)
     if not request.stream:
-        return [Result("r1", [Choice(0, "éxyz", [5, 6], "length", None, reported)], Usage(2, 2), *prompts)]
-    parts = [Delta(0, i, text, [5 + i], reported and [reported[i]]) for i, text in enumerate(("", "éxyz"))]
+        return [Result("r1", [Choice(0, "éxyz", [5, 6], "length", None, logprobs)], Usage(2, 2), *prompts)]
+    parts = [Delta(0, i, text, [5 + i], logprobs and [logprobs[i]]) for i, text in enumerate(("", "éxyz"))]
     return [*parts, Final("r1", [FinalChoice(0, "length")], Usage(2, 2), *prompts), None]
 
 
@@ -79,7 +79,7 @@ async def test_an_echoed_prompt_comes_first(gateway: Gateway, monkeypatch: pytes
     assert gateway.responder.requests[0].sampling == SamplingParams(logprobs=2, prompt_logprobs=2)
 
 
-async def test_only_a_prompt_may_be_wanted(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_may_be_the_prompt_alone(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """As harnesses ask for the probability of a text."""
 
     async def detokenize(_client: object, _ids: list[int], _model: str) -> str:
@@ -122,7 +122,7 @@ async def test_a_chat_has_the_likeliest_of_each_token(gateway: Gateway) -> None:
     assert body["prompt_logprobs"][0] is None
 
 
-async def test_a_stream_of_a_chat(gateway: Gateway) -> None:
+async def test_a_stream_of_a_chat_has_an_event_per_token(gateway: Gateway) -> None:
     begin, *parts, _ = await ask(gateway, CHAT, logprobs=True, stream=True)
     assert begin["choices"][0]["delta"]["role"] == "assistant"
     assert [part["choices"][0]["logprobs"]["content"][0]["token"] for part in parts] == ["é", "xyz"]

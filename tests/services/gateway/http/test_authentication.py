@@ -20,11 +20,11 @@ def keys(tmp_path: Path) -> ApiKeys:
     return ApiKeys.load(file)
 
 
-def test_without_keys_none_is_needed() -> None:
+def test_no_request_needs_a_key_if_no_keys_are_set() -> None:
     assert find_tenant("", None) is None
 
 
-def test_each_key_is_a_tenant(keys: ApiKeys) -> None:
+def test_each_key_of_the_file_finds_its_tenant(keys: ApiKeys) -> None:
     find = find_tenant("", keys)
     assert find is not None
     assert [find(key.encode()) for key in (ALICE, BOB, "", "alice", ALICE + "x", ALICE[:-1])] == [
@@ -34,7 +34,7 @@ def test_each_key_is_a_tenant(keys: ApiKeys) -> None:
     ]
 
 
-def test_the_one_key_beside_a_file_is_no_tenant(keys: ApiKeys) -> None:
+def test_the_key_of_the_flag_finds_no_tenant(keys: ApiKeys) -> None:
     find = find_tenant("secret", keys)
     assert find is not None
     assert [find(key) for key in (b"secret", ALICE.encode(), b"")] == ["", "alice", None]
@@ -62,7 +62,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_tenant_goes_with_the_request(keys: ApiKeys) -> None:
+async def test_the_scope_of_a_request_has_the_tenant(keys: ApiKeys) -> None:
     find = find_tenant("", keys)
     assert find is not None
     app = Authentication(hello, find)
@@ -70,13 +70,13 @@ async def test_the_tenant_goes_with_the_request(keys: ApiKeys) -> None:
     assert await ask(app, (b"authorization", b"bearer " + ALICE.encode())) == (200, "alice")
     assert await ask(app) == (401, "nobody")
     assert await ask(app, path="/health") == (200, "nobody")
-    # Of two keys nobody can say which one counts.
+    # Neither of two keys counts.
     twice = [(b"authorization", b"Bearer " + key.encode()) for key in (ALICE, BOB)]
     assert await ask(app, *twice) == (401, "nobody")
 
 
 @pytest.mark.anyio
-async def test_the_figures_of_all_tenants_are_for_operators(keys: ApiKeys) -> None:
+async def test_only_operators_see_the_metrics_of_all_tenants(keys: ApiKeys) -> None:
     find = find_tenant("operators-key", keys)
     assert find is not None
     app = Authentication(hello, find)

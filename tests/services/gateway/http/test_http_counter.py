@@ -1,11 +1,11 @@
-"""How many HTTP requests are counted for which route and status."""
+"""The numbers of HTTP requests by route and status."""
 
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.services.gateway.http.authentication import Authentication, find_tenant
-from pagewire.services.gateway.http.http_counter import STATUS, Answers
+from pagewire.services.gateway.http.http_counter import STATUS, HttpCounter
 
 pytestmark = pytest.mark.anyio
 
@@ -19,12 +19,12 @@ async def ask(app: ASGIApp, method: str, path: str) -> None:
     await app({"type": "http", "method": method, "path": path, "headers": []}, None, send)  # type: ignore[arg-type]
 
 
-def counts(answers: Answers) -> dict[tuple[str, ...], float]:
-    return {sample.labels: sample.value for sample in answers.samples()}
+def counts(counter: HttpCounter) -> dict[tuple[str, ...], float]:
+    return {sample.labels: sample.value for sample in counter.samples()}
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Text is answered with 200, and says so itself; a fault of the server is on /load."""
+    """Answers requests for text with 200, notes their status itself, and has a fault at /load."""
     if scope["path"] == "/load":
         raise RuntimeError
     if scope["path"].startswith(TEXT):
@@ -33,13 +33,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_each_request_is_counted_once_for_its_route_and_status() -> None:
-    answers = Answers(application, [TEXT], ["/health", "/load", "/v1/models"])
+    counter = HttpCounter(application, [TEXT], ["/health", "/load", "/v1/models"])
     paths = [TEXT, TEXT, f"{TEXT}/", "/health", "/secret/7", "/secret/7", "/v1/models", "/v1/models/a/b"]
     for path in paths:
-        await ask(answers, "POST" if path.startswith(TEXT) else "GET", path)
+        await ask(counter, "POST" if path.startswith(TEXT) else "GET", path)
     with pytest.raises(RuntimeError):
-        await ask(answers, "GET", "/load")
-    assert counts(answers) == {
+        await ask(counter, "GET", "/load")
+    assert counts(counter) == {
         (TEXT, "200"): 3,
         ("/health", "200"): 1,
         ("other", "404"): 2,
@@ -52,6 +52,6 @@ async def test_each_request_is_counted_once_for_its_route_and_status() -> None:
 async def test_a_request_for_text_without_a_key_is_counted_too() -> None:
     find = find_tenant("secret", None)
     assert find is not None
-    answers = Answers(Authentication(application, find), [TEXT], [])
-    await ask(answers, "POST", TEXT)
-    assert counts(answers) == {(TEXT, "401"): 1}
+    counter = HttpCounter(Authentication(application, find), [TEXT], [])
+    await ask(counter, "POST", TEXT)
+    assert counts(counter) == {(TEXT, "401"): 1}

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY_LIMIT = 100_000
+"""Bytes of a body that the application reads."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +36,11 @@ class App:
 
     bodies: list[int] = field(default_factory=list)
     held: asyncio.Event | None = None
-    """If set, answers to the path /held wait for it."""
+    """Event that answers to the path /held wait for; None: they do not wait."""
     gone: int = 0
-    """Clients of the path /watched that have disconnected."""
+    """Number of clients of the path /watched that have disconnected."""
     size: int = 0
-    """Bytes of an answer beside the length."""
+    """Bytes that an answer has beside the length."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -242,7 +243,7 @@ async def test_a_target_that_is_too_long_is_refused_with_431() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"5;" + b"x" * 9000, b"0\r\na: " + b"x" * 9000, b"0\r\n" + b"a: b\r\n" * 60])
-async def test_a_chunked_body_hides_nothing_large(rest: bytes) -> None:
+async def test_large_extensions_and_trailers_of_a_chunked_body_are_refused(rest: bytes) -> None:
     async with serving(ConnectionLimits(header_bytes=2000, headers=50)) as running:
         peer = await running.connect()
         head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -291,7 +292,7 @@ async def test_a_refused_body_is_not_read_for_ever() -> None:
         pouring.cancel()
 
 
-async def test_a_client_that_asks_first_is_refused_without_its_body() -> None:
+async def test_a_client_that_expects_100_continue_is_refused_before_its_body() -> None:
     async with serving(ConnectionLimits(discard_time=60)) as running:
         peer = await running.connect()
         head = post(b"", b"expect: 100-continue").replace(b"length: 0", b"length: 9000000")
@@ -348,7 +349,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             await until(lambda: not running.connections.open)
 
 
-async def test_what_is_not_http_is_refused_in_the_shape_of_errors() -> None:
+async def test_bytes_that_are_not_http_are_refused_in_the_shape_of_errors() -> None:
     async with serving(ConnectionLimits()) as running:
         for data in (
             b"\x16\x03\x01\x02\x00",
@@ -363,7 +364,7 @@ async def test_what_is_not_http_is_refused_in_the_shape_of_errors() -> None:
 
 
 async def test_a_stream_is_not_mixed_with_an_error() -> None:
-    """Whatever the client sends behind its request, the answer to it stays what it is."""
+    """Bytes behind a request do not change its answer."""
     app = App(held=asyncio.Event())
     assert app.held is not None
     async with serving(ConnectionLimits(header_time=0.1), app) as running:
@@ -396,7 +397,7 @@ async def test_a_server_that_leaves_waits_for_requests_and_closes_idle_connectio
         await leaving
 
 
-async def test_the_application_learns_of_a_lost_client_whatever_it_had_sent_behind() -> None:
+async def test_the_application_learns_of_a_lost_client_with_requests_behind_the_first() -> None:
     async with serving(ConnectionLimits()) as running:
         for behind in (b"", b"GET /", GET, GET + post(b"abc")):
             peer = await running.connect()
@@ -407,7 +408,7 @@ async def test_the_application_learns_of_a_lost_client_whatever_it_had_sent_behi
             await until(lambda: running.app.gone == before + 1)  # noqa: B023
 
 
-async def test_what_is_not_http_behind_a_request_does_not_reach_its_answer() -> None:
+async def test_bytes_that_are_not_http_behind_a_request_do_not_reach_its_answer() -> None:
     async with serving(ConnectionLimits()) as running:
         for behind in (b"\0\0\0\0", GET + b"\0\0\0\0", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 500):
             peer = await running.connect()

@@ -1,4 +1,4 @@
-"""What a gateway does with requests while it starts."""
+"""Requests to a gateway that starts."""
 
 import asyncio
 

@@ -81,19 +81,19 @@ async def test_a_client_that_trusts_the_authority_is_served(files: Files) -> Non
                 await stranger.get(url)
 
 
-async def test_the_clients_of_the_benchmarks_take_such_urls(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_of_the_benchmarks_take_https_urls(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", files.authority_file)
     async with serving(files.settings) as (url, _):
         assert [event async for event in post(url, {}, api_key="key")] == [{"scheme": "https"}]
 
 
-async def test_with_authorities_for_clients_only_their_clients_are_served(files: Files) -> None:
+async def test_only_clients_of_a_trusted_authority_are_served(files: Files) -> None:
     settings = msgspec.structs.replace(files.settings, ssl_ca_certs=files.authority_file)
-    known, unknown = trusting(files), trusting(files)
-    files.authority.issue_cert("client@example.org").configure_cert(known)
+    trusted, unknown = trusting(files), trusting(files)
+    files.authority.issue_cert("client@example.org").configure_cert(trusted)
     trustme.CA().issue_cert("client@example.org").configure_cert(unknown)
     async with serving(settings) as (url, _):
-        async with httpx.AsyncClient(verify=known) as client:
+        async with httpx.AsyncClient(verify=trusted) as client:
             assert (await client.get(url)).status_code == 200
         for context in (trusting(files), unknown):
             async with httpx.AsyncClient(verify=context) as client:
@@ -128,7 +128,7 @@ async def test_a_handshake_that_takes_too_long_is_cut_off(files: Files, monkeypa
         ({"ssl_ca_certs": "/nowhere.pem"}, "No such file"),
     ],
 )
-def test_files_that_cannot_be_used_are_refused(files: Files, change: dict[str, str], named: str) -> None:
+def test_unusable_tls_files_are_refused(files: Files, change: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         server.tls_context(msgspec.structs.replace(files.settings, **change))
 

@@ -1,4 +1,4 @@
-"""`/metrics`: what the services report, as Prometheus and as vLLM's dashboards read it."""
+"""`/metrics`: reports of the services, as Prometheus and as vLLM's dashboards read them."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,7 +35,7 @@ def samples() -> list[Sample]:
 
 
 async def scrape(gateway: Gateway, *reports: MetricsReport) -> Series:
-    """The series of the page while services answer with these reports."""
+    """Returns the series of the page while services answer with these reports."""
 
     def answer(message: Message) -> None:
         for report in reports:
@@ -75,7 +75,7 @@ async def test_the_page_has_every_series_with_its_process(gateway: Gateway) -> N
     assert not any("another_release" in name or name == "pagewire_requests_running" for name, _ in series)
 
 
-async def test_names_of_vllm_sum_over_what_vllm_does_not_tell_apart(gateway: Gateway) -> None:
+async def test_vllm_metrics_sum_over_labels_that_vllm_lacks(gateway: Gateway) -> None:
     reports = [
         MetricsReport("scheduler", "s1", "tiny", 0.0, samples()),
         MetricsReport(
@@ -96,7 +96,7 @@ async def test_names_of_vllm_sum_over_what_vllm_does_not_tell_apart(gateway: Gat
     assert ended == {("vllm:request_success_total", frozenset(success.items())): 7}
 
 
-async def test_a_service_that_does_not_answer_is_left_out(gateway: Gateway) -> None:
+async def test_the_page_leaves_out_a_service_that_does_not_answer(gateway: Gateway) -> None:
     await gateway.health.listen()
     gateway.beat("scheduler")
     await settle()

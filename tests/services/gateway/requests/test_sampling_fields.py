@@ -3,15 +3,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.gateway.requests.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import read_openai_fields, split_sampling, without_neutral
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 
-KNOWN = frozenset({"prompt", "best_of", "logprobs"})
+FIELDS = frozenset({"prompt", "best_of", "logprobs"})
 
 
 def read(body: bytes) -> dict[str, Any]:
-    return read_body(body, KNOWN, "request")
+    return without_neutral(read_openai_fields(body, FIELDS, "request"), FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def read(body: bytes) -> dict[str, Any]:
         {"whatever": None},
     ],
 )
-def test_what_asks_for_nothing_is_not_there(field: dict[str, Any]) -> None:
+def test_neutral_fields_are_dropped(field: dict[str, Any]) -> None:
     assert read(msgspec.json.encode({"prompt": "x", **field})) == {"prompt": "x"}
 
 
@@ -50,13 +50,13 @@ def test_what_asks_for_nothing_is_not_there(field: dict[str, Any]) -> None:
         {"modalities": ["audio"]},
     ],
 )
-def test_what_asks_for_more_is_refused_by_name(field: dict[str, Any]) -> None:
+def test_unsupported_fields_are_refused_by_name(field: dict[str, Any]) -> None:
     (name,) = field
     with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet"):
         read(msgspec.json.encode({"prompt": "x", **field}))
 
 
-def test_fields_of_the_route_are_for_the_route_to_judge() -> None:
+def test_fields_of_the_route_are_kept_unchecked() -> None:
     assert read(b'{"best_of": 2, "logprobs": 0, "logit_bias": {"1": 1}}') == {
         "best_of": 2,
         "logprobs": 0,
@@ -65,20 +65,20 @@ def test_fields_of_the_route_are_for_the_route_to_judge() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a": "\xff"}', b"[" * 50_000, b'{"a":' * 50_000])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="the body is not a request"):
         read(body)
 
 
-def test_the_sampling_fields_are_those_that_are_given() -> None:
+def test_only_sampling_fields_of_the_body_are_returned() -> None:
     body = {"prompt": "x", "temperature": 1, "top_p": 1.0, "logit_bias": {"5": 1}, "stop": "end"}
-    own, sampling = split_sampling(body, KNOWN)
+    own, sampling = split_sampling(body, FIELDS)
     assert own == {"prompt": "x"}
     assert sampling == {"temperature": 1.0, "top_p": 1.0, "logit_bias": {5: 1.0}, "stop": "end"}
 
 
 @pytest.mark.parametrize(
-    ("response_format", "meant"),
+    ("response_format", "expected"),
     [
         ({"type": "json_object"}, {"json_object": True}),
         (
@@ -95,9 +95,9 @@ def test_the_sampling_fields_are_those_that_are_given() -> None:
         ),
     ],
 )
-def test_a_response_format_is_a_structured_output(response_format: object, meant: dict[str, Any]) -> None:
-    _, sampling = split_sampling({"response_format": response_format}, KNOWN)
-    assert sampling == {"structured_outputs": StructuredOutputsParams(**meant)}
+def test_a_response_format_is_a_structured_output(response_format: object, expected: dict[str, Any]) -> None:
+    _, sampling = split_sampling({"response_format": response_format}, FIELDS)
+    assert sampling == {"structured_outputs": StructuredOutputsParams(**expected)}
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_a_response_format_is_a_structured_output(response_format: object, meant
 )
 def test_a_malformed_response_format_is_refused(response_format: object) -> None:
     with pytest.raises(InvalidRequest, match=r"^response_format is malformed"):
-        split_sampling({"response_format": response_format}, KNOWN)
+        split_sampling({"response_format": response_format}, FIELDS)
 
 
-def test_one_form_is_enough() -> None:
+def test_a_response_format_beside_structured_outputs_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^response_format and structured_outputs"):
-        split_sampling({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, KNOWN)
+        split_sampling({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, FIELDS)
 
 
 @pytest.mark.parametrize("body", [{"max_token": 1}, {"top_k": "many"}, {"stop": [1]}])
 def test_a_wrong_field_is_named(body: dict[str, Any]) -> None:
     (name,) = body
     with pytest.raises(InvalidRequest, match=name):
-        split_sampling(body, KNOWN)
+        split_sampling(body, FIELDS)

@@ -1,4 +1,4 @@
-"""`/v1/messages`, over a pipeline that answers as it is told."""
+"""`/v1/messages`, over a pipeline with a script."""
 
 from typing import Any
 
@@ -103,12 +103,12 @@ async def test_tokens_are_counted_without_generating(gateway: Gateway) -> None:
     assert (answer.status, answer.json) == (200, {"input_tokens": 3})
     assert answer.headers["pagewire-warning"].endswith("unknown")
     assert gateway.responder.requests == []
-    (asked,) = gateway.responder.tokenizations
-    assert [message.role for message in asked.messages or ()] == ["system", "user"]
-    assert asked.tools == [
+    (conversation,) = gateway.responder.tokenizations
+    assert [message.role for message in conversation.messages or ()] == ["system", "user"]
+    assert conversation.tools == [
         {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "description": "Looks."}}
     ]
-    assert asked.chat_template_kwargs == {"enable_thinking": False}
+    assert conversation.chat_template_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
@@ -125,7 +125,7 @@ async def test_every_error_of_these_paths_has_anthropics_shape(gateway: Gateway,
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "part"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
@@ -134,11 +134,11 @@ async def test_every_error_of_these_paths_has_anthropics_shape(gateway: Gateway,
         ({"messages": "hi"}, "messages"),
     ],
 )
-async def test_errors_have_anthropics_shape(gateway: Gateway, fields: dict[str, Any], named: str) -> None:
+async def test_errors_have_anthropics_shape(gateway: Gateway, fields: dict[str, Any], part: str) -> None:
     answer = await ask(gateway, **fields)
     assert (answer.status, answer.json["type"]) == (400, "error")
     assert answer.json["error"]["type"] == "invalid_request_error"
-    assert named in answer.json["error"]["message"]
+    assert part in answer.json["error"]["message"]
 
 
 async def test_errors_of_the_pipeline_have_anthropics_kinds(gateway: Gateway) -> None:
@@ -155,7 +155,7 @@ TOOL = {"name": "weather", "description": "Tells the weather.", "input_schema": 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
-async def test_tools_are_those_of_a_chat(gateway: Gateway) -> None:
+async def test_tools_reach_the_pipeline_as_those_of_a_chat(gateway: Gateway) -> None:
     form = ChatFormat(tool_calls="hermes")
     turns = [
         {"role": "user", "content": "Weather?"},
@@ -187,6 +187,6 @@ async def test_a_call_in_a_stream_is_a_block_of_json(gateway: Gateway) -> None:
     events = events_of(await ask(gateway, stream=True, tools=[TOOL]))
     begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert [(block["type"], block.get("name")) for block in begun] == [("text", None), ("tool_use", "weather")]
-    found = [event["delta"] for event in events if event["type"] == "content_block_delta" and event["index"] == 1]
-    assert msgspec.json.decode("".join(delta["partial_json"] for delta in found)) == {"city": "Bern"}
+    pieces = [event["delta"] for event in events if event["type"] == "content_block_delta" and event["index"] == 1]
+    assert msgspec.json.decode("".join(delta["partial_json"] for delta in pieces)) == {"city": "Bern"}
     assert events[-2]["delta"]["stop_reason"] == "tool_use"

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` over a pipeline that answers as it is told."""
+"""`/v1/chat/completions` over a pipeline with a script."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ async def test_a_chat_completion_has_openais_shape(gateway: Gateway) -> None:
     assert gateway.endpoints[CHAT].served == 1
 
 
-async def test_a_stream_says_who_speaks_then_what_then_why_it_ends(gateway: Gateway) -> None:
+async def test_a_stream_has_the_role_then_the_texts_then_the_finish_reasons(gateway: Gateway) -> None:
     events = (await chat(gateway, stream=True, n=2)).events
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
@@ -51,7 +51,7 @@ async def test_a_stream_says_who_speaks_then_what_then_why_it_ends(gateway: Gate
         assert all("role" not in choice["delta"] for choice in mine)
 
 
-async def test_a_stream_without_text_says_who_speaks_all_the_same(gateway: Gateway) -> None:
+async def test_a_stream_without_text_has_the_role_too(gateway: Gateway) -> None:
     end = Final("r1", [FinalChoice(0, "stop")], Usage(3, 0))
     gateway.responder.script = lambda request: [end, None]
     events = (await chat(gateway, stream=True)).events
@@ -59,7 +59,7 @@ async def test_a_stream_without_text_says_who_speaks_all_the_same(gateway: Gatew
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_usage_comes_last_or_with_every_event_as_it_is_wanted(gateway: Gateway) -> None:
+async def test_usage_comes_last_or_with_every_event(gateway: Gateway) -> None:
     plain = (await chat(gateway, stream=True)).events
     assert all(event["usage"] is None and event["choices"] for event in plain)
     *others, last = (await chat(gateway, stream=True, stream_options={"include_usage": True})).events
@@ -121,7 +121,7 @@ async def test_every_field_reaches_the_pipeline(gateway: Gateway) -> None:
         ({"max_tokens": 7, "max_completion_tokens": None}, 7),
     ],
 )
-async def test_without_a_number_a_chat_runs_to_the_context_limit(
+async def test_a_chat_without_max_tokens_runs_to_the_context_limit(
     gateway: Gateway, fields: dict[str, Any], expected: int | None
 ) -> None:
     await chat(gateway, **fields)
@@ -134,7 +134,7 @@ async def test_a_beam_search_has_as_many_beams_as_answers(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-async def test_what_means_nothing_here_is_accepted_on_both_routes(gateway: Gateway, path: str) -> None:
+async def test_fields_without_effect_are_accepted_on_both_routes(gateway: Gateway, path: str) -> None:
     nothing = {
         "user": "me",
         "metadata": {"a": "b"},

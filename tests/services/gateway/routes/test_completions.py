@@ -14,6 +14,7 @@ from pagewire.shared.errors import (
     InvalidRequest,
     Overloaded,
     RequestError,
+    invalid_field,
 )
 from tests.services.gateway.http_client import Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas, final, settle
@@ -56,7 +57,7 @@ async def test_a_stream_is_events_and_done(gateway: Gateway) -> None:
     assert len({event["id"] for event in answer.events}) == 1
 
 
-async def test_usage_comes_last_when_it_is_wanted(gateway: Gateway) -> None:
+async def test_usage_comes_last_with_include_usage(gateway: Gateway) -> None:
     body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
     *others, last = (await gateway.post(body)).events
     assert last["choices"] == []
@@ -64,7 +65,7 @@ async def test_usage_comes_last_when_it_is_wanted(gateway: Gateway) -> None:
     assert all(event["usage"] is None for event in others)
 
 
-async def test_usage_comes_with_every_event_when_it_is_wanted(gateway: Gateway) -> None:
+async def test_every_event_has_the_usage_with_continuous_usage_stats(gateway: Gateway) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": options}
     *others, last = (await gateway.post(body)).events
@@ -86,7 +87,7 @@ async def test_each_choice_of_a_stream_ends_by_itself(gateway: Gateway) -> None:
     assert [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]] == [0, 1]
 
 
-async def test_without_a_model_the_only_one_is_meant_and_named(gateway: Gateway) -> None:
+async def test_a_request_without_a_model_gets_the_only_one(gateway: Gateway) -> None:
     assert (await gateway.post({"prompt": "x"})).json["model"] == MODEL
 
 
@@ -123,7 +124,7 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     assert await blamed(gateway, {"prompt": "x", "suffix": "y"}) == "suffix"
     assert await blamed(gateway, {"max_tokens": 3}) == "prompt"
     assert await blamed(gateway, b"not json") is None
-    gateway.responder.script = lambda request: [InvalidRequest("top_k must be at least 1"), None]
+    gateway.responder.script = lambda request: [invalid_field("top_k", "must be at least 1"), None]
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "top_k": -5}) == "top_k"
     gateway.responder.script = lambda request: [InvalidRequest("a stop string is empty"), None]
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "stop": [""]}) is None
@@ -155,7 +156,7 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(field: str) -> None:
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_an_overloaded_pipeline_says_when_to_come_back(gateway: Gateway) -> None:
+async def test_the_answer_of_an_overloaded_pipeline_has_retry_after(gateway: Gateway) -> None:
     gateway.responder.script = lambda request: [Overloaded("full", retry_after_ms=2400), None]
     answer = await gateway.post({"model": MODEL, "prompt": "x"})
     assert (answer.status, answer.headers["retry-after"]) == (429, "2")
@@ -178,12 +179,12 @@ async def test_an_error_behind_the_first_token_is_an_event(gateway: Gateway) -> 
     assert error["error"]["code"] == "internal"
 
 
-async def test_another_model_is_not_found(gateway: Gateway) -> None:
+async def test_a_model_that_is_not_served_is_not_found(gateway: Gateway) -> None:
     answer = await gateway.post({"model": "other", "prompt": "x"})
     assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_a_body_beyond_what_the_broker_takes_is_refused(gateway: Gateway) -> None:
+async def test_a_body_beyond_the_brokers_limit_is_refused(gateway: Gateway) -> None:
     assert (await gateway.post({"model": MODEL, "prompt": "x" * 20_000})).status == 413
 
 
@@ -225,7 +226,7 @@ async def test_the_trace_of_the_caller_is_continued(gateway: Gateway) -> None:
     assert gateway.responder.headers[0]["traceparent"] == traceparent
 
 
-async def test_each_tenant_asks_in_its_own_name_and_is_answered_in_inboxes_of_its_own(gateway: Gateway) -> None:
+async def test_each_tenant_has_its_own_subjects_and_inboxes(gateway: Gateway) -> None:
     body = msgspec.json.encode({"prompt": "x"})
     replies = []
     for tenant in ("alice", "bob", "alice", ""):

@@ -57,7 +57,7 @@ async def test_a_call_in_a_stream_has_events_of_its_own(gateway: Gateway) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "part"),
     [
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
@@ -66,6 +66,6 @@ async def test_a_call_in_a_stream_has_events_of_its_own(gateway: Gateway) -> Non
         ({"input": 5}, "input"),
     ],
 )
-async def test_what_is_not_possible_is_refused_by_name(gateway: Gateway, fields: dict[str, Any], named: str) -> None:
+async def test_an_unsupported_request_is_refused_by_name(gateway: Gateway, fields: dict[str, Any], part: str) -> None:
     answer = await ask(gateway, **fields)
-    assert (answer.status, named in answer.json["error"]["message"]) == (400, True)
+    assert (answer.status, part in answer.json["error"]["message"]) == (400, True)

@@ -5,18 +5,18 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.gateway.answers.openai_events import CompletionEvents, EventFields
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice
-from pagewire.services.gateway.answers.sse_events import DONE, CompletionEvents, data
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
 
 NAMES = st.text(max_size=8) | st.sampled_from(['"text":""', '","text":"', "text", '\\"text":""\\'])
 
 
 def parsed(events: bytes) -> list[dict[str, Any]]:
-    *found, rest = events.split(b"\n\n")
+    *parts, rest = events.split(b"\n\n")
     assert rest == b""
-    assert all(part.startswith(b"data: ") for part in found)
-    return [json.loads(part.removeprefix(b"data: ")) for part in found]
+    assert all(part.startswith(b"data: ") for part in parts)
+    return [json.loads(part.removeprefix(b"data: ")) for part in parts]
 
 
 def completion(request_id: str, model: str, created: int, choices: list[CompletionChoice]) -> Any:
@@ -31,14 +31,14 @@ def test_an_event_of_text_is_a_whole_completion(
     """Whatever the names and the texts are, and whatever is encoded only once."""
     events = CompletionEvents(request_id, model)
     for batch in batches:
-        found = parsed(events.texts([Delta(index, 0, text, [1]) for index, text in batch]))
-        created = found[0]["created"] if found else 0
-        assert found == [
+        completions = parsed(events.texts([Delta(index, 0, text, [1]) for index, text in batch]))
+        created = completions[0]["created"] if completions else 0
+        assert completions == [
             completion(request_id, model, created, [CompletionChoice(index, text)]) for index, text in batch if text
         ]
 
 
-def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
+def test_the_last_events_have_the_finish_reasons_and_then_the_usage() -> None:
     final = Final("r", [FinalChoice(1, "stop", "!"), FinalChoice(0, "length", None)], Usage(3, 4, 1))
     events = CompletionEvents("r", "m")
     assert len(parsed(events.texts([Delta(0, 0, "x", [1])]))) == 1
@@ -54,7 +54,7 @@ def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=6), st.integers(1, 3)), max_size=4), max_size=4))
 def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str, int]]]) -> None:
-    counted, plain = CompletionEvents("r", "m", counted=True), CompletionEvents("r", "m")
+    counted, plain = CompletionEvents("r", "m", EventFields(counted=True)), CompletionEvents("r", "m")
     tokens = 0
     for batch in batches:
         deltas = [Delta(index, 0, text, [1] * count) for index, text, count in batch]
@@ -63,23 +63,23 @@ def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str,
             tokens += len(delta.token_ids)
             if delta.text:
                 expected.append((5, tokens, 5 + tokens, None))
-        found = parsed(counted.texts(deltas, 5))
-        assert [tuple(event.pop("usage").values()) for event in found] == expected
+        completions = parsed(counted.texts(deltas, 5))
+        assert [tuple(event.pop("usage").values()) for event in completions] == expected
         bare = parsed(plain.texts(deltas, 5))
-        assert [event["choices"] for event in found] == [event["choices"] for event in bare]
+        assert [event["choices"] for event in completions] == [event["choices"] for event in bare]
         assert all(event["usage"] is None for event in bare)
     final = Final("r", [FinalChoice(0, "stop", None)], Usage(5, tokens, 2))
     end, last = parsed(counted.ends(final, usage=True))
     assert end["usage"] == dict(last["usage"], prompt_tokens_details=None)
 
 
-def test_without_the_prompts_length_there_is_no_usage_yet() -> None:
-    events = CompletionEvents("r", "m", counted=True)
+def test_events_have_no_usage_before_the_prompts_length_is_known() -> None:
+    events = CompletionEvents("r", "m", EventFields(counted=True))
     (early,) = parsed(events.texts([Delta(0, 0, "a", [1])], None))
     (late,) = parsed(events.texts([Delta(0, 1, "b", [2])], 7))
     assert early["usage"] is None
     assert late["usage"]["total_tokens"] == 9
 
 
-def test_the_last_word_is_openais() -> None:
-    assert data(b"[DONE]") == DONE
+def test_the_bytes_behind_the_last_event_are_openais() -> None:
+    assert CompletionEvents.done == b"data: [DONE]\n\n"

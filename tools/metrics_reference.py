@@ -1,4 +1,4 @@
-"""Writes `docs/metrics.md`: `python -m pagewire.services.gateway.metrics.metrics_reference > docs/metrics.md`."""
+"""The page `docs/metrics.md`: every metric, and its name in vLLM."""
 
 from pagewire.services.gateway.metrics.prometheus import OWN_LABELS
 from pagewire.services.gateway.metrics.vllm_metrics import ALIASES, INFO
@@ -19,7 +19,7 @@ that collector, once a minute or every `OTEL_METRIC_EXPORT_INTERVAL` millisecond
 `OTEL_METRICS_EXPORTER=none` prevents that.
 
 Every series has the labels {own}. Counters begin at 0 in each process. The table is made
-from `shared/metrics/table.py`, and this page by `python -m pagewire.services.gateway.metrics.metrics_reference`.
+from `shared/metrics/table.py`, and this page by `python -m tools.reference`.
 
 | Prometheus | OpenTelemetry | kind | unit | reported by | labels | meaning |
 |---|---|---|---|---|---|---|
@@ -43,7 +43,7 @@ of the service that reports the figure. Buckets are finer than vLLM's.
 
 
 def reference() -> str:
-    """Returns the page."""
+    """Returns `docs/metrics.md`."""
     own = ", ".join(f"`{label}`" for label in OWN_LABELS)
     buckets = [
         f"| `{metric.prometheus_name}` | {', '.join(f'{bound:g}' for bound in metric.buckets)} |"
@@ -80,7 +80,3 @@ def _code(text: str) -> str:
 
 def _lines(lines: "list[str] | map[str]") -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

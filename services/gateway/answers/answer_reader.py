@@ -1,0 +1,106 @@
+"""Reads the texts of a chat's answers as parts: content, reasoning and calls of tools."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagewire.shared.chat.formats import NAMED
+from pagewire.shared.chat.parser import Message, MessageParser, read_message
+from pagewire.shared.chat.parts import Kind, Part
+from pagewire.shared.messages.client import ChatFormat, Choice, FinalChoice
+
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """A text, the reasoning or a call of a tool: one block of an answer in the shapes that have blocks.
+
+    Attributes:
+        kind: CONTENT, REASONING, or NAME for a call.
+        name: name of the called tool.
+        call_id: id of the call.
+        texts: pieces of the text, or of the call's arguments.
+    """
+
+    kind: Kind
+    name: str = ""
+    call_id: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text, or all arguments of the call."""
+        return "".join(self.texts)
+
+
+class AnswerReader:
+    """Reads the choices of one request, each of them whole or as its text comes."""
+
+    def __init__(self, request_id: str, form: ChatFormat | None, *, reasoning: bool = True) -> None:
+        """Begins the answers of a request.
+
+        Args:
+            request_id: id of the request, which the ids of calls depend on.
+            form: how a text becomes a message; None: it is content.
+            reasoning: whether the reasoning is part of the answers.
+        """
+        self._request_id = request_id
+        self._form = form
+        self._reasoning = reasoning
+        self._parsers: defaultdict[int, MessageParser] = defaultdict(lambda: MessageParser(form or ChatFormat()))
+        self._calling: set[int] = set()
+        """Choices with calls."""
+
+    def push(self, choice: int, text: str) -> list[Part]:
+        """Returns the parts that the next piece of a choice's text completes."""
+        if self._form is None:
+            return [Part(Kind.CONTENT, text)] if text else []
+        return self._shown(choice, self._parsers[choice].push(text))
+
+    def end(self, choice: int) -> list[Part]:
+        """Returns the last parts of a choice, whose text has ended."""
+        return [] if self._form is None else self._shown(choice, self._parsers[choice].end())
+
+    def message(self, choice: Choice) -> Message:
+        """Returns the message of a whole choice."""
+        message = read_message(choice.text, self._form)
+        if message.calls:
+            self._calling.add(choice.index)
+        if not self._reasoning:
+            message.reasoning = None
+        return message
+
+    def blocks(self, choice: Choice) -> list[AnswerBlock]:
+        """Returns the blocks of a whole choice, at least one: reasoning, content, calls."""
+        message = self.message(choice)
+        texts = [(Kind.REASONING, message.reasoning), (Kind.CONTENT, message.content)]
+        blocks = [AnswerBlock(kind, texts=[text]) for kind, text in texts if text]
+        for number, call in enumerate(message.calls):
+            call_id = self.call_id(choice.index, number)
+            blocks.append(AnswerBlock(Kind.NAME, call.name, call_id, [call.arguments]))
+        return blocks or [AnswerBlock(Kind.CONTENT)]
+
+    def call_id(self, choice: int, call: int) -> str:
+        """Returns the id of a call, the same for the same request. Mistral's templates take only ids of 9 letters."""
+        digest = hashlib.sha256(f"{self._request_id} {choice} {call}".encode()).hexdigest()
+        is_mistral = self._form is not None and self._form.tool_calls == "mistral"
+        return f"call{digest[:5]}" if is_mistral else f"call_{digest[:24]}"
+
+    def finish_reason(self, end: Choice | FinalChoice) -> FinishReason:
+        """Returns why a choice that was read ends. A call that the request names is no reason, as with OpenAI."""
+        is_named = self._form is not None and self._form.tool_calls == NAMED
+        calls = end.index in self._calling and not is_named
+        return "tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason
+
+    def _shown(self, choice: int, parts: Iterable[Part]) -> list[Part]:
+        """Notes the calls of a choice and returns the parts that are part of the answer."""
+        shown = []
+        for part in parts:
+            if part.kind is Kind.NAME:
+                self._calling.add(choice)
+            if self._reasoning or part.kind is not Kind.REASONING:
+                shown.append(part)
+        return shown
