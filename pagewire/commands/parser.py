@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from typing_extensions import override
+
 from pagewire.shared.settings import flags
 
 
@@ -50,8 +52,8 @@ class CommandParser(flags.Parser):
             load(self._command).add_arguments(self)
             self._command = ""
 
+    @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `argparse.ArgumentParser`."""
         self.add_own_arguments()
         return super().parse_known_args(args, namespace)
 

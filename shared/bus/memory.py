@@ -7,9 +7,11 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 
+from typing_extensions import override
+
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
 from pagewire.shared.bus.memory_store import MemoryStore
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Message, Subscription
 from pagewire.shared.bus.requests import Requests
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
@@ -67,7 +69,7 @@ class MemoryBroker:
         return self._exact.setdefault(subscription.subject, [])
 
 
-class MemorySubscription:
+class MemorySubscription(Subscription):
     """A subscription of a `MemoryBus`."""
 
     def __init__(self, bus: "MemoryBus", subject: str, handler: Handler, queue: str) -> None:
@@ -81,13 +83,13 @@ class MemorySubscription:
         """Schedules the handler's call, so that it never runs inside `publish`; the loop keeps the order."""
         asyncio.get_running_loop().call_soon(deliver, self._handler, message)
 
+    @override
     async def unsubscribe(self) -> None:
-        """See `Subscription`."""
         self.bus.forget(self)
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
 
-class MemoryBus:
+class MemoryBus(Bus):
     """A connection to a `MemoryBroker`. It cannot be lost, so `on_reconnect` has no effect."""
 
     def __init__(self, broker: MemoryBroker, *, inbox_prefix: str = "_SVC") -> None:
@@ -101,27 +103,27 @@ class MemoryBus:
         broker.add(self._inbox)
 
     @property
+    @override
     def max_payload(self) -> int:
-        """See `Bus`."""
         return self._broker.max_payload
 
     @property
+    @override
     def store(self) -> MemoryStore:
-        """See `Bus`."""
         return self._broker.store
 
     @property
+    @override
     def connected(self) -> bool:
-        """See `Bus`."""
         return not self._closed
 
     @property
+    @override
     def reconnections(self) -> int:
-        """See `Bus`."""
         return 0
 
+    @override
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See `Bus`."""
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -131,22 +133,23 @@ class MemoryBus:
         self._check_open()
         self._broker.route(self, Message(subject, bytes(data), reply, dict(headers or {})))
 
+    @override
     def backlog(self) -> int:
-        """See `Bus`. There is no outbound buffer."""
+        """There is no outbound buffer."""
         return 0
 
+    @override
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`."""
         return await self._requests.request(subject, data, timeout=timeout, headers=headers)
 
+    @override
     def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        """See `Bus`."""
         return self._requests.request_many(subject, data, stall=stall, headers=headers)
 
+    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
-        """See `Bus`."""
         check_pattern(subject)
         self._check_open()
         subscription = MemorySubscription(self, subject, handler, queue)
@@ -154,35 +157,36 @@ class MemoryBus:
         self._broker.add(subscription)
         return subscription
 
+    @override
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus`."""
         return self._requests.inbox(handler)
 
+    @override
     def new_inbox(self) -> str:
-        """See `Bus`."""
         return f"{self._prefix}.{secrets.token_hex(11)}"
 
+    @override
     async def view(self, inbox_prefix: str) -> BusView:
-        """See `Bus`."""
         view = BusView(self, inbox_prefix)
         self._views.append(view)
         await self.subscribe(view.requests.pattern, view.requests.receive)
         return view
 
+    @override
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """See `Bus`."""
+        """The connection is never lost, so that `callback` is never called."""
 
+    @override
     async def wait_connected(self) -> None:
-        """See `Bus`."""
         self._check_open()
 
+    @override
     async def flush(self, *, timeout: float = 2.0) -> None:
-        """See `Bus`."""
         self._check_open()
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
+    @override
     async def close(self) -> None:
-        """See `Bus`."""
         if self._closing:
             return
         self._closing = True

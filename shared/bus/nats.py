@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import structlog
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
 from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
-from pagewire.shared.bus.nats_store import NatsStore
-from pagewire.shared.bus.protocol import Handler, Headers, Message
+from pagewire.shared.bus.nats_store import Connection, NatsStore
+from pagewire.shared.bus.protocol import Handler, Headers, Message, Subscription
 from pagewire.shared.bus.requests import Requests
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import (
@@ -85,19 +86,19 @@ async def connect(
     return bus
 
 
-class NatsSubscription:
+class NatsSubscription(Subscription):
     """A subscription of a `NatsBus`."""
 
     def __init__(self, bus: "NatsBus", subscription: HandlerSubscription) -> None:
         self._bus = bus
         self._subscription = subscription
 
+    @override
     async def unsubscribe(self) -> None:
-        """See `Subscription`."""
         await self._bus.end_subscriptions([self._subscription])
 
 
-class NatsBus:
+class NatsBus(Connection):
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it.
 
     Attributes:
@@ -130,13 +131,13 @@ class NatsBus:
             raise ConfigurationError(f"{error}: give the user whose inboxes these are, and its password") from None
 
     @property
+    @override
     def max_payload(self) -> int:
-        """See `Bus`."""
         return int(self._client.max_payload)
 
     @property
+    @override
     def store(self) -> NatsStore:
-        """See `Bus`."""
         return self._store
 
     @property
@@ -145,17 +146,17 @@ class NatsBus:
         return self._client.address
 
     @property
+    @override
     def connected(self) -> bool:
-        """See `Bus`."""
         return bool(self._client.is_connected)
 
     @property
+    @override
     def reconnections(self) -> int:
-        """See `Bus`."""
         return self._reconnections
 
+    @override
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See `Bus`."""
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -173,22 +174,25 @@ class NatsBus:
             raise BusUnavailable("the broker reads too slowly: the outbound buffer is full")
         client.send(b"".join((line.encode(), block, data, b"\r\n")))
 
+    @override
     def backlog(self) -> int:
-        """See `Bus`."""
         return self._client.backlog()
 
+    @override
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
+        """A lost connection raises `ConnectionLost` at once."""
         return await self._requests.request(subject, data, timeout=timeout, headers=headers)
 
+    @override
     def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
+        """A lost connection raises `ConnectionLost` at once."""
         return self._requests.request_many(subject, data, stall=stall, headers=headers)
 
+    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
-        """See `Bus`.
+        """Subscribes on this connection and after every reconnection.
 
         Raises:
             NotPermitted: this user may not subscribe there.
@@ -201,31 +205,32 @@ class NatsBus:
         self._subscriptions.add(subscription)
         return NatsSubscription(self, subscription)
 
+    @override
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus`."""
         return self._requests.inbox(handler)
 
+    @override
     def new_inbox(self) -> str:
-        """See `Bus`."""
         return f"{self._prefix}.{secrets.token_hex(11)}"
 
+    @override
     async def view(self, inbox_prefix: str) -> BusView:
-        """See `Bus`."""
         view = BusView(self, inbox_prefix)
         await self._subscribe(view.requests.pattern, view.requests.receive, "")
         self._views.append(view)
         return view
 
+    @override
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """See `Bus`."""
         self._reconnect_callbacks.append(callback)
 
+    @override
     async def wait_connected(self) -> None:
-        """See `Bus`."""
         await self._connected.wait()
 
+    @override
     async def flush(self, *, timeout: float = 2.0) -> None:
-        """See `Bus`.
+        """Waits for the answer to a ping.
 
         Raises:
             ConnectionLost: there is no connection, or it was lost.
@@ -245,16 +250,17 @@ class NatsBus:
         return True
 
     @contextmanager
+    @override
     def subscribed(self, subject: str, handler: Handler) -> Iterator[None]:
-        """Delivers messages to `handler` inside the block, and those that the broker had sent when the block ends."""
+        """When the block ends, messages that the broker has sent by then are still delivered."""
         subscription = self._client.add_subscription(subject, "", handler)
         try:
             yield
         finally:
             self._client.end_subscription(subscription)
 
+    @override
     async def close(self) -> None:
-        """See `Bus`."""
         if self._closing:
             return
         self._closing = True

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
@@ -40,6 +41,7 @@ from pagewire.shared.bus.protocol import (
     Item,
     Message,
     QueueLengths,
+    Store,
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
@@ -133,7 +135,7 @@ class Connection(Bus, Protocol):
         """Delivers messages to `handler` inside the block."""
 
 
-class NatsStore:
+class NatsStore(Store):
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
     def __init__(
@@ -176,18 +178,21 @@ class NatsStore:
         if self._create_streams:
             await self.prepare()
 
+    @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """See `Store`. The same message id in every attempt makes JetStream store the item once."""
+        """The same message id in every attempt makes JetStream store the item once."""
         identified = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
         return await self._put(WORK_STREAM, f"{subjects.WORK}.{queue}", data, identified)
 
+    @override
     async def check(self) -> None:
-        """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
+        """Stores an item and a record that nobody reads and that replace those of the check before."""
         await self._put(WORK_STREAM, CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
         await self._put(DONE_STREAM, CHECK_DONE, bytes(CHECK_SIZE))
 
+    @override
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
-        """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""
+        """The request waits at the server; without a connection it is sent after the reconnection."""
         items: list[Item] = []
         try:
             async with asyncio.timeout(expires + TIMEOUT):
@@ -208,8 +213,8 @@ class NatsStore:
             raise
         return items
 
+    @override
     async def queue_lengths(self, prefix: str) -> QueueLengths:
-        """See `Store`."""
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
         if info.error is not None and info.error.err_code in NOT_NOW:
@@ -219,8 +224,8 @@ class NatsStore:
         left = int(self._max_store * SHARES[WORK_STREAM]) - info.state.bytes
         return QueueLengths(lengths, info.state.last_seq, left)
 
+    @override
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
-        """See `Store`."""
         subject = f"{API}.DIRECT.GET.{WORK_STREAM}"
         request = {
             "seq": after + 1,
@@ -234,24 +239,25 @@ class NatsStore:
             async for message in answers
         ]
 
+    @override
     async def renew_work(self, ack: str) -> None:
-        """See `Store`."""
         self._bus.publish(ack, b"+WPI")
 
+    @override
     async def end_work(self, ack: str) -> None:
-        """See `Store`."""
         await self._bus.request(ack, b"+ACK", timeout=TIMEOUT)
 
+    @override
     async def return_work(self, ack: str) -> None:
-        """See `Store`."""
         self._bus.publish(ack, b"-NAK")
 
+    @override
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """See `Store`."""
         await self._put(DONE_STREAM, f"{subjects.DONE}.{request_id}", data)
 
+    @override
     async def get_done(self, request_id: str) -> bytes | None:
-        """See `Store`. In a cluster the leader is asked, since the copies of the other servers may lag behind."""
+        """In a cluster the leader is asked, since the copies of the other servers may lag behind."""
         subject = f"{subjects.DONE}.{request_id}"
         if self._replicas == 1:
             message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subject}", b"")
@@ -263,8 +269,8 @@ class NatsStore:
             raise StorageRefused(subject, found.error.description)
         return found.message.data if found.message is not None else None
 
+    @override
     async def next_term(self) -> int:
-        """See `Store`."""
         return await self._put(TERM_STREAM, subjects.TERM, b"")
 
     async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:

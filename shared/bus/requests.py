@@ -89,7 +89,7 @@ class Exchange:
 
 
 class _Inbox:
-    """See `Bus.inbox`."""
+    """A reply subject that is open inside its `with` block: what `Bus.inbox` returns."""
 
     __slots__ = ("_handler", "_requests", "_token")
 
@@ -132,11 +132,11 @@ class Requests:
                 exchange.fail(error)
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus.inbox`."""
+        """Returns an inbox: what `Bus.inbox` does for the whole connection."""
         return _Inbox(self, handler)
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
-        """See `Bus.request`."""
+        """Returns the first reply to a request, as `Bus.request` does."""
         with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
             self._bus.publish(subject, data, reply=reply, headers=headers)
             return await exchange.next(timeout)
@@ -144,7 +144,7 @@ class Requests:
     async def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None
     ) -> AsyncIterator[Message]:
-        """See `Bus.request_many`."""
+        """Yields the replies to a request, as `Bus.request_many` does."""
         with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
             self._bus.publish(subject, data, reply=reply, headers=headers)
             while (message := await exchange.next(stall)).data:

@@ -92,7 +92,7 @@ class Shutdown:
         loop.add_signal_handler(END_NOW, self.closing.set)
 
     def follows(self) -> Drain:
-        """See `Context`."""
+        """Returns what follows the drain: the `follows` of a `Context`."""
         if self._stopping:
             return Drain.STOP
         return Drain.SUCCESSOR if self._supervised else Drain.ALONE

@@ -6,6 +6,7 @@ import sys
 import msgspec
 import structlog
 from structlog.typing import Processor
+from typing_extensions import override
 
 from pagewire.shared.settings.config import Settings
 
@@ -50,8 +51,8 @@ def configure(settings: Settings, **bound: str) -> None:
 class _Libraries(logging.Handler):
     """Writes what libraries log as lines like our own."""
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         structlog.get_logger().log(
             record.levelno, "library", logger=record.name, message=record.getMessage().strip(), exc_info=record.exc_info
         )
