@@ -19,5 +19,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Returns a page whose links out of `docs/` lead to the same files in the site: its pages lie at the site's root."""
+    """Returns a page whose links out of `docs/` lead to files of the site, whose root has the pages."""
     return markdown.replace("](../", "](")

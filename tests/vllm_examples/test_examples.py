@@ -1,4 +1,4 @@
-"""vLLM's offline examples run with the imports changed."""
+"""vLLM's offline examples run with only the imports changed."""
 
 import os
 import subprocess
