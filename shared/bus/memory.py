@@ -18,7 +18,11 @@ from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Returns what matches the subjects of a pattern: `*` is one token, a trailing `>` is one or more tokens."""
+    """Returns the expression of a pattern of subjects: `*` is one token, a trailing `>` is one or more tokens.
+
+    >>> bool(compiled("a.*.>").fullmatch("a.b.c.d")), bool(compiled("a.*").fullmatch("a.b.c"))
+    (True, False)
+    """
     parts = ["[^.]+" if part == "*" else ".+" if part == ">" else re.escape(part) for part in pattern.split(".")]
     return re.compile(r"\.".join(parts))
 
@@ -45,15 +49,15 @@ class MemoryBroker:
     def route(self, sender: "MemoryBus", message: Message) -> None:
         """Delivers to every plain subscription and to one of each queue group; without any, replies `NO_RESPONDERS`."""
         groups: dict[str, list[MemorySubscription]] = {}
-        found = self._find(message.subject)
-        for subscription in found:
+        receivers = self._find(message.subject)
+        for subscription in receivers:
             if subscription.queue:
                 groups.setdefault(subscription.queue, []).append(subscription)
             else:
                 subscription.put(message)
         for members in groups.values():
             random.choice(members).put(message)
-        if message.reply and not found:
+        if message.reply and not receivers:
             status = Message(message.reply, b"", headers={STATUS: NO_RESPONDERS})
             for subscription in self._find(message.reply):
                 if subscription.bus is sender:

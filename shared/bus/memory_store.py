@@ -14,7 +14,7 @@ from pagewire.shared.bus.protocol import Headers, Item, QueueLengths, Store, Sto
 from pagewire.shared.errors import MessageTooLarge
 
 LIST_BATCH = 100
-"""Items in an answer of `list_work`."""
+"""Maximum number of items in an answer of `list_work`."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class _Queue:
         while not self._ready:
             self._nonempty.clear()
             await self._nonempty.wait()
-        taken, self._ready = self._ready[:count], self._ready[count:]
-        return taken
+        entries, self._ready = self._ready[:count], self._ready[count:]
+        return entries
 
 
 class MemoryStore(Store):
@@ -86,10 +86,10 @@ class MemoryStore(Store):
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         try:
             async with asyncio.timeout(expires):
-                taken = await self._queue(queue).take(count)
+                entries = await self._queue(queue).take(count)
         except TimeoutError:
             return []
-        return [self._hand_out(entry) for entry in taken]
+        return [self._hand_out(entry) for entry in entries]
 
     @override
     async def queue_lengths(self, prefix: str) -> QueueLengths:

@@ -29,9 +29,9 @@ from pagewire.shared.errors import (
 from pagewire.shared.settings.config import MAX_STORE
 
 OUTBOUND_LIMIT = 32 << 20
-"""Bytes in the outbound buffer, at most, while the server reads too slowly or there is no connection."""
+"""Maximum bytes in the outbound buffer while the server reads too slowly or there is no connection."""
 CLOSE_TIMEOUT = 2.0
-"""Seconds that `close` waits for a server that does not respond."""
+"""Seconds for which `close` waits for a server that does not respond."""
 
 _PERMISSION_ERROR = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -54,8 +54,8 @@ async def connect(
     """Connects to a server.
 
     Args:
-        url: nats://host:port or tls://host:port, or those of several servers of a cluster, separated by commas. When a
-            server is lost, the connection moves to another one.
+        url: nats://host:port or tls://host:port, several for a cluster, separated by commas. When a server is lost, the
+            connection moves to another one.
         name: name of the connection, which the server shows.
         user, password: credentials; empty: none.
         inbox_prefix: prefix of the inboxes, which the user may read.
@@ -63,12 +63,12 @@ async def connect(
         max_store: bytes that the streams of the store may take together, on each server.
         create_streams: whether to create the streams of the store, now and when the servers have lost them.
         replicas: servers that keep a copy of each stream.
-        tls: how the server's certificate is checked, and which one is shown to it; a server without TLS is refused
-            then. None: as usual if the server wants TLS.
+        tls: how the server's certificate is checked, and which certificate the server gets; a server without TLS is
+            then refused. None: the system's defaults if the server wants TLS.
 
     Raises:
-        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream, or none
-            that can keep the streams yet.
+        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream that
+            can keep the streams.
         ConfigurationError: `url` is malformed, or the server refuses the credentials, the inbox or the streams.
     """
     urls_of(url)
@@ -292,7 +292,7 @@ class NatsBus(Connection):
             raise ConnectionLost("there is no connection to the broker")
 
     def _on_denied(self, text: str) -> None:
-        """Fails what was denied. The server reports it in the order of the commands, so before the next barrier."""
+        """Fails the denied request or subscription. The server reports a denial before it answers the next barrier."""
         self.denials += 1
         log.error("permission_denied", server_message=text)
         denied = _PERMISSION_ERROR.search(text)

@@ -20,14 +20,14 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
 CLOSE_GRACE = 0.2
-"""Seconds that an aborted connection has to close."""
+"""Seconds within which an aborted connection must close."""
 CLUSTER_PING_INTERVAL = 0.3
-"""The same where there are several servers: moving to another one costs little. A service whose server is frozen must
-be back before it has been silent for so long that it counts as gone (`process.peers.SILENCE`)."""
+"""Seconds between two pings to a server of a cluster. It is short, because a service whose server is frozen must reach
+another one before its own silence makes it count as gone (`process.peers.SILENCE`)."""
 HANDSHAKE_TIMEOUT = 2.0
-"""Seconds that a server has to take a connection."""
+"""Seconds within which a server must accept a connection."""
 CLUSTER_HANDSHAKE_TIMEOUT = 1.0
-"""The same where there are several servers; then the next one is tried."""
+"""Seconds within which a server of a cluster must accept a connection, before the next one is tried."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -63,7 +63,7 @@ class NatsClient(Client):  # type: ignore[misc]
     def __init__(
         self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """`on_denied` gets the server's message in lower case, `on_disconnect`, maybe twice, the reason of the loss."""
+        """`on_denied` gets the server's message in lower case, `on_disconnect` the reason of a loss, maybe twice."""
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
         self._on_denied = on_denied
@@ -290,5 +290,5 @@ def address_of(url: str) -> str:
 
 def _next_server(servers: list[Server], info: dict[str, object]) -> tuple[Server, float]:
     """Returns the server with the fewest attempts, and the delay: 50 ms doubling up to 1 s, with 50 % jitter."""
-    server = min(servers, key=lambda known: known.reconnects)
+    server = min(servers, key=lambda candidate: candidate.reconnects)
     return server, min(0.05 * 2 ** min(server.reconnects, 10), 1.0) * (0.5 + random.random())

@@ -67,28 +67,28 @@ from pagewire.shared.errors import (
 CONSUMER_INACTIVE_AFTER = 3600.0
 """Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
-"""Seconds that JetStream has to answer a request."""
+"""Seconds within which JetStream must answer a request."""
 PUT_TIMEOUT = 5.0
 """Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
 ELECTION_TIMEOUT = 20.0
-"""The same in a cluster: seconds within which a stream must have another leader."""
+"""Seconds within which a message is stored in a cluster: by then a stream must have another leader."""
 READ_TIMEOUT = 1.0
-"""Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
+"""Seconds within which a record is read in a cluster. Readers try again, so this need not cover an election."""
 RECONNECT_INTERVAL = 0.05
-"""Seconds between two looks for a new connection."""
+"""Seconds between two attempts to store after a lost connection."""
 LIST_BATCH = 100
-"""Items in an answer of `list_work`, at most."""
+"""Maximum number of items in an answer of `list_work`."""
 LIST_BYTES = 1 << 20
-"""Bytes of items after which such an answer ends."""
+"""Bytes of items after which an answer of `list_work` ends."""
 OWN_HEADERS = "Nats-"
-"""Prefix of the headers that JetStream adds, and of those that tell it what to do."""
+"""Prefix of the headers that JetStream adds or obeys. All other headers belong to the item."""
 SEQUENCE = "Nats-Sequence"
 """Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
 
 
-class _Stored(Reply):
+class _PutReply(Reply):
     """The acknowledgement of a stored message."""
 
     seq: int = 0
@@ -111,25 +111,25 @@ class _StreamInfo(Reply):
     state: _StreamState = msgspec.field(default_factory=_StreamState)
 
 
-class _FoundMessage(msgspec.Struct):
-    """A stored message."""
+class _RecordMessage(msgspec.Struct):
+    """A message of a stream."""
 
     data: bytes = b""
 
 
-class _Found(Reply):
+class _GetReply(Reply):
     """The reply to STREAM.MSG.GET."""
 
-    message: _FoundMessage | None = None
+    message: _RecordMessage | None = None
 
 
-_stored = msgspec.json.Decoder(_Stored)
+_put_reply = msgspec.json.Decoder(_PutReply)
 _info = msgspec.json.Decoder(_StreamInfo)
-_found = msgspec.json.Decoder(_Found)
+_get_reply = msgspec.json.Decoder(_GetReply)
 
 
 class Connection(Bus, Protocol):
-    """What the store needs of its bus beyond the `Bus` protocol; `NatsBus` has it."""
+    """A bus on which the store can subscribe for the time of one pull."""
 
     def subscribed(self, subject: str, handler: Handler) -> AbstractContextManager[None]:
         """Delivers messages to `handler` inside the block."""
@@ -141,7 +141,7 @@ class NatsStore(Store):
     def __init__(
         self, bus: Connection, requests: Requests, max_store: int, *, create_streams: bool, replicas: int = 1
     ) -> None:
-        """`max_store` is the number of bytes that all streams may take together, `replicas` that of copies of each."""
+        """`max_store` is the number of bytes of all streams together, `replicas` the number of copies of each."""
         self._create_streams = create_streams
         self._max_store = max_store
         self._replicas = replicas
@@ -180,7 +180,7 @@ class NatsStore(Store):
 
     @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """The same message id in every attempt makes JetStream store the item once."""
+        """Every attempt has one message id, so that JetStream stores the item once."""
         identified = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
         return await self._put(WORK_STREAM, f"{subjects.WORK}.{queue}", data, identified)
 
@@ -264,10 +264,10 @@ class NatsStore(Store):
             return None if STATUS in message.headers else message.data
         request = msgspec.json.encode({"last_by_subj": subject})
         reply = await self._bus.request(f"{API}.STREAM.MSG.GET.{DONE_STREAM}", request, timeout=READ_TIMEOUT)
-        found = _found.decode(reply.data)
-        if found.error is not None and found.error.err_code != NO_MESSAGE:
-            raise StorageRefused(subject, found.error.description)
-        return found.message.data if found.message is not None else None
+        record = _get_reply.decode(reply.data)
+        if record.error is not None and record.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, record.error.description)
+        return record.message.data if record.message is not None else None
 
     @override
     async def next_term(self) -> int:
@@ -333,10 +333,10 @@ class NatsStore(Store):
         If the connection is lost before the answer, and in a cluster if the stream's leader is lost, it sends the
         message again.
         """
-        patience = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
+        timeout = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
         connected = False
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while True:
                     await self._bus.wait_connected()
                     connected = True
@@ -353,7 +353,7 @@ class NatsStore(Store):
         except TimeoutError:
             if connected and self._replicas > 1:
                 raise StorageRefused(subject, f"{stream} has no leader") from None
-            raise ConnectionLost(f"there was no connection to store {subject} within {patience:g} s") from None
+            raise ConnectionLost(f"there was no connection to store {subject} within {timeout:g} s") from None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
         try:
@@ -363,16 +363,16 @@ class NatsStore(Store):
                 raise
             await self._wait_for_broker()
             message = await self._request(subject, data, headers)
-        stored = _stored.decode(message.data)
+        stored = _put_reply.decode(message.data)
         if stored.error is not None:
             kind = NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
             raise kind(stored.error.description)
         return stored.seq
 
     async def _wait_for_broker(self) -> None:
-        """Waits for a broker that answers nothing at all, as one that is frozen; that says nothing about its store.
+        """Waits for a broker that is silent because it is frozen, which says nothing about its store.
 
-        Raises ConnectionLost if it stays silent. A JetStream that cannot write is silent in a broker that answers.
+        Raises ConnectionLost if it stays silent. If the broker answers, only its JetStream was silent: it cannot write.
         """
         try:
             await self._bus.flush(timeout=TIMEOUT)
@@ -390,7 +390,7 @@ class NatsStore(Store):
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
 
     async def _restore(self, subject: str) -> None:
-        """Creates the streams again; raises StorageRefused if that is impossible, which may be so for a while only."""
+        """Creates the streams again; raises StorageRefused if that is impossible now."""
         if not self._create_streams:
             raise StorageRefused(subject, "JetStream does not answer, or the streams are not there yet")
         try:

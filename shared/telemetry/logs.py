@@ -49,7 +49,7 @@ def configure(settings: Settings, **bound: str) -> None:
 
 
 class _Libraries(logging.Handler):
-    """Writes what libraries log as lines like our own."""
+    """Writes the log records of libraries as lines like our own."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -67,7 +67,7 @@ def toggle_debug(settings: Settings) -> None:
 
 
 def _set_level(level: int) -> None:
-    """Drops what is below the level, at no cost, from now on."""
+    """Drops lines below the level, at no cost, from now on."""
     _Logger.__bases__ = (structlog.make_filtering_bound_logger(level),)
 
 

@@ -29,7 +29,7 @@ class Span(msgspec.Struct, omit_defaults=True):
 
 
 MAX_WAITING = 16384
-"""Spans that wait for an exporter, at most; one more replaces the oldest."""
+"""Maximum number of spans that wait for an exporter; one more replaces the oldest."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 _decoder = msgspec.json.Decoder(Span)
@@ -70,7 +70,7 @@ class SpanFile(SpanExporter):
 
 
 class CountedSpans(BatchSpanProcessor):
-    """Hands spans to an exporter in batches, and counts those that get lost."""
+    """Hands spans to an exporter in batches, and counts the lost ones."""
 
     def __init__(self, exporter: SpanExporter, schedule_delay_millis: float | None = None) -> None:
         self._ended = 0
@@ -95,8 +95,8 @@ class _CountingExporter(SpanExporter):
     """Passes spans on.
 
     Attributes:
-        taken: spans that the exporter was given.
-        refused: those of them that have not reached its destination.
+        taken: number of spans that the exporter has taken.
+        refused: number of taken spans that have not reached the destination.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:

@@ -1,7 +1,7 @@
-"""Keeps the traces of slow and failed requests that the sampler has left out (tail sampling).
+"""Keeps the traces of slow and failed requests that the sampler has dropped (tail sampling).
 
 Every process records the spans of all requests and holds the latest in memory. The first process in which a span ends
-with an error, or is longer than the limit, has all processes export what they hold of that trace, and what follows.
+with an error, or is longer than the limit, has all processes export the spans of that trace, held and future ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFl
 from opentelemetry.util.types import Attributes
 
 MAX_HELD = 16384
-"""Spans that a process holds; beyond them the oldest trace is given up."""
+"""Maximum number of spans that a process holds; beyond it the oldest trace is dropped."""
 MAX_KEPT = 4096
-"""Traces whose later spans are still exported."""
+"""Maximum number of kept traces whose later spans are still exported."""
 
 
 class RecordAll(Sampler):
@@ -49,7 +49,7 @@ class TailBuffer(SpanProcessor):
     """Holds the spans of traces that are not sampled.
 
     Args:
-        destinations: what takes the spans of a kept trace.
+        destinations: processors that get the spans of a kept trace.
         limit: seconds; a trace with a longer span is kept.
 
     Attributes:
@@ -81,7 +81,7 @@ class TailBuffer(SpanProcessor):
             self.announce(trace)
 
     def keep(self, trace: int) -> None:
-        """Exports the spans of a trace, and those that are still to come."""
+        """Exports the held spans of a trace, and future ones as they end."""
         self._kept[trace] = None
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -97,7 +97,7 @@ class TailBuffer(SpanProcessor):
 
 
 def _duration(span: ReadableSpan) -> int:
-    """Returns nanoseconds."""
+    """Returns the duration of a span in nanoseconds."""
     return (span.end_time or 0) - (span.start_time or 0)
 
 

@@ -1,0 +1,28 @@
+"""The calls that docstrings show."""
+
+import doctest
+from importlib import import_module
+
+import pytest
+
+MODULES = [
+    "pagewire.client.sequencer",
+    "pagewire.commands.chat.markdown",
+    "pagewire.shared.block_tables",
+    "pagewire.shared.bus.framing",
+    "pagewire.shared.bus.memory",
+    "pagewire.shared.models.gguf.reader",
+    "pagewire.shared.prefix_hashes",
+    "pagewire.shared.rendezvous",
+    "pagewire.shared.settings.config",
+    "pagewire.shared.settings.vllm_flags",
+    "pagewire.shared.splitfuse",
+    "pagewire.shared.subjects",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_call_in_a_docstring_has_the_result_beside_it(module: str) -> None:
+    results = doctest.testmod(import_module(module))
+    assert results.attempted
+    assert not results.failed
