@@ -26,13 +26,13 @@ print(time.monotonic() - began, status("VmHWM") - before, sum(value.nbytes for v
 """
 
 
-def test_it_answers() -> None:
+def test_the_default_model_answers_a_question() -> None:
     default_model()
     done = run("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "2")
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
 
 
-def test_it_chats() -> None:
+def test_the_default_model_chats() -> None:
     default_model()
     with serving("--max-model-len", "512", "--num-kv-blocks", "64") as served, Client(served.nats) as client:
         question = [{"role": "user", "content": "What is the capital of Japan?"}]
@@ -43,14 +43,14 @@ def test_it_chats() -> None:
     assert result.choices[0].text == "The capital of Japan is Tokyo."
 
 
-def test_it_ends_at_either_of_its_ends() -> None:
+def test_the_default_model_ends_at_both_of_its_end_tokens() -> None:
     path = default_model()
     assert eos_ids(path) == {0, 2}
     assert read_config(path)["max_position_embeddings"] == 8192
 
 
 @pytest.mark.alone
-def test_it_loads_in_three_seconds_and_little_more_than_its_memory() -> None:
+def test_the_default_model_loads_fast_and_in_little_memory() -> None:
     done = subprocess.run([sys.executable, "-c", LOAD, default_model()], capture_output=True, text=True, check=True)
     seconds, grown, final = map(float, done.stdout.split())
     assert final > 250 << 20
@@ -58,7 +58,7 @@ def test_it_loads_in_three_seconds_and_little_more_than_its_memory() -> None:
     assert seconds < 3
 
 
-def test_commands_know_it() -> None:
+def test_commands_list_the_default_model() -> None:
     path = default_model()
     assert run("pull", "smollm2-135m-instruct").stdout.strip() == str(path)
     listed = run("models").stdout.splitlines()

@@ -53,7 +53,7 @@ def test_a_value_out_of_range_is_refused_by_name(parameter: Parameter) -> None:
             parameter.check(value)
 
 
-def test_a_record_is_neutral_but_for_what_is_given() -> None:
+def test_a_record_is_neutral_in_all_other_columns() -> None:
     made = record(temperature=0.5, key=2**64 - 1)
     assert made["temperature"] == 0.5
     assert int(made["key"]) == 2**64 - 1

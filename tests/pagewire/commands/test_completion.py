@@ -31,7 +31,7 @@ def scripts() -> dict[str, str]:
         (["serve", "--prefix-cache", "--no-prefix-c"], {"--no-prefix-cache"}),
     ],
 )
-def test_bash_completes(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
+def test_bash_completes_commands_flags_and_values(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
     words = " ".join(f"'{word}'" for word in ["pagewire", *line])
     asked = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=20, check=True)

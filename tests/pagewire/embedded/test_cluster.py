@@ -73,7 +73,7 @@ async def test_a_service_has_the_same_password_at_every_server() -> None:
             await bus.close()
 
 
-async def test_a_port_that_is_taken_ends_all_servers() -> None:
+async def test_a_port_in_use_ends_all_servers() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

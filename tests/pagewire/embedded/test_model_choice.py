@@ -21,7 +21,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_the_default_model_the_bundled_one_serves_and_a_line_says_so(
+def test_the_bundled_model_replaces_a_default_one_that_cannot_be_fetched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = asyncio.run(choose_model(Settings(max_num_seqs=3)))
@@ -32,7 +32,7 @@ def test_without_the_default_model_the_bundled_one_serves_and_a_line_says_so(
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_model_that_is_named_is_that_or_none() -> None:
+def test_a_named_model_is_never_replaced() -> None:
     with pytest.raises(ConfigurationError, match=DEFAULT.name):
         asyncio.run(choose_model(Settings(model=DEFAULT.name)))
 

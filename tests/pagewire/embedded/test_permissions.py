@@ -281,7 +281,7 @@ async def test_a_user_subscribes_where_the_table_says_and_nowhere_else(server: S
     assert allowed == TABLE[user].subscribe
 
 
-async def test_credentials_are_needed_and_those_of_one_user_are_not_those_of_another(server: Server) -> None:
+async def test_each_user_needs_its_own_credentials(server: Server) -> None:
     wrong = [("", ""), (CLIENT, "x"), ("alice", KEYS["bob"]), ("executor", "x"), ("executor", KEYS["alice"])]
     for user, password in wrong:
         with pytest.raises(ConfigurationError, match="credentials"):
@@ -294,7 +294,7 @@ async def test_a_client_may_not_use_the_inboxes_of_others(server: Server) -> Non
             await nats.connect(server.url, name="t", user="alice", password=KEYS["alice"], inbox_prefix=prefix)
 
 
-async def test_a_service_answers_who_asks_and_only_once(server: Server) -> None:
+async def test_a_service_answers_each_request_once(server: Server) -> None:
     """So it answers discovery without a right to write to the inboxes of clients."""
     executor, alice = await server.connect("executor"), await server.connect("alice")
     asked: list[Message] = []

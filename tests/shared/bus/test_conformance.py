@@ -42,7 +42,9 @@ class TestSubjects:
             ("*.>", ["a.b", "b.a.c"], ["a"]),
         ],
     )
-    async def test_wildcards(self, world: World, pattern: str, hits: list[str], misses: list[str]) -> None:
+    async def test_wildcards_match_one_token_or_the_rest(
+        self, world: World, pattern: str, hits: list[str], misses: list[str]
+    ) -> None:
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
         received: list[str] = []
@@ -56,7 +58,7 @@ class TestSubjects:
         assert received == [f"{root}.{subject}" for subject in hits]
 
     @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x", "a.*", "a.>", "\u00e9"])
-    async def test_no_message_goes_to_what_is_no_subject(self, world: World, subject: str) -> None:
+    async def test_an_invalid_subject_is_refused(self, world: World, subject: str) -> None:
         bus = await world.connect()
         with pytest.raises(ValueError, match="not a subject"):
             bus.publish(subject, b"")
@@ -65,7 +67,7 @@ class TestSubjects:
         await bus.flush()
 
     @pytest.mark.parametrize("pattern", ["", "a..b", "a.>.b", "a.b*", ".a", "a.", "a b"])
-    async def test_no_subscription_to_what_is_no_pattern(self, world: World, pattern: str) -> None:
+    async def test_an_invalid_pattern_is_refused(self, world: World, pattern: str) -> None:
         bus = await world.connect()
         with pytest.raises(ValueError, match="not a subject"):
             await bus.subscribe(pattern, lambda message: None)
@@ -81,7 +83,7 @@ class TestSubjects:
 class TestViews:
     """A view is a bus over the same connection with inboxes of its own."""
 
-    async def test_its_inboxes_carry_its_prefix_and_requests_are_answered_there(self, world: World) -> None:
+    async def test_requests_of_a_view_are_answered_under_its_prefix(self, world: World) -> None:
         bus, other = await world.connect(), await world.connect()
         subject, prefix = unique("t"), f"_TENANT.{unique('a')}"
         asked: list[Message] = []
@@ -99,12 +101,12 @@ class TestViews:
         assert view.new_inbox().startswith(f"{prefix}.")
         assert [message.reply.startswith(f"{prefix}.") for message in asked] == [True, False]
 
-    async def test_nobody_at_a_subject_is_said_at_once(self, world: World) -> None:
+    async def test_a_view_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
         view = await (await world.connect()).view("_TENANT.a")
         with pytest.raises(NoResponders):
             await view.request(unique("t"), b"", timeout=30)
 
-    async def test_it_ends_with_its_connection_and_not_before(self, world: World) -> None:
+    async def test_a_view_ends_with_its_connection(self, world: World) -> None:
         bus = await world.connect()
         view = await bus.view("_TENANT.a")
         subject = unique("t")
@@ -132,7 +134,7 @@ class TestDelivery:
             Message(subject, b""),
         ]
 
-    async def test_a_line_break_in_a_header_ends_nothing(self, world: World) -> None:
+    async def test_a_line_break_in_a_header_becomes_a_space(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
         received: list[Message] = []
@@ -210,7 +212,9 @@ class TestDelivery:
         assert received == [f"{root}.{number}" for number in range(300)]
 
     @pytest.mark.parametrize("error", [ValueError("bad"), asyncio.CancelledError()])
-    async def test_what_a_handler_raises_ends_nothing(self, world: World, error: BaseException) -> None:
+    async def test_a_subscription_survives_an_exception_of_its_handler(
+        self, world: World, error: BaseException
+    ) -> None:
         bus = await world.connect()
         subject = unique("t")
         received: list[bytes] = []
@@ -291,7 +295,7 @@ class TestEnd:
         await until(lambda: len(answers) == 1000)
         assert answers == wanted
 
-    async def test_a_closed_bus_says_so(self, world: World) -> None:
+    async def test_a_closed_bus_raises_an_error(self, world: World) -> None:
         bus = await world.connect()
         other = await world.connect()
         subject = unique("t")
@@ -314,7 +318,7 @@ class TestEnd:
 
 
 class TestInboxes:
-    async def test_each_hears_its_own_messages_until_it_is_closed(self, world: World) -> None:
+    async def test_each_inbox_gets_its_own_messages_until_it_is_closed(self, world: World) -> None:
         bus, service = await world.connect(), await world.connect()
         first: list[bytes] = []
         second: list[bytes] = []
@@ -331,7 +335,7 @@ class TestInboxes:
             await until(lambda: second[-1] == b"last")
         assert len(first) == 50
 
-    async def test_tells_that_nobody_is_there(self, world: World) -> None:
+    async def test_an_inbox_learns_that_nobody_subscribes(self, world: World) -> None:
         bus = await world.connect()
         received: list[Message] = []
         with bus.inbox(received.append) as inbox:
@@ -339,7 +343,7 @@ class TestInboxes:
             await until(lambda: received)
         assert received[0].headers["Status"] == "503"
 
-    async def test_without_a_connection_there_is_none(self, world: World) -> None:
+    async def test_an_inbox_needs_a_connection(self, world: World) -> None:
         bus = await world.connect()
         await bus.close()
         with pytest.raises(ConnectionLost), bus.inbox(lambda _: None):
@@ -359,7 +363,7 @@ class TestRequests:
         assert [reply.data for reply in replies] == [b"%d" % number for number in range(500)]
         assert replies[0].headers == {"Seen": "yes"}
 
-    async def test_nobody_there_is_known_at_once(self, world: World) -> None:
+    async def test_a_request_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
         bus = await world.connect()
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -369,7 +373,7 @@ class TestRequests:
             await anext(bus.request_many(unique("t"), b"", stall=30))
         assert loop.time() - started < 5
 
-    async def test_a_reply_subject_hears_that_nobody_is_there(self, world: World) -> None:
+    async def test_a_reply_subject_learns_that_nobody_subscribes(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
         bus, other = await world.connect(), await world.connect()
         inbox = bus.new_inbox()
@@ -529,7 +533,7 @@ class TestStore:
         assert loop.time() - started < 5
         await puller.store.end_work(item.ack)
 
-    async def test_a_pull_that_is_given_up_takes_nothing_with_it(self, world: World) -> None:
+    async def test_a_cancelled_pull_loses_no_item(self, world: World) -> None:
         bus = await world.connect()
         model = unique("m")
         await bus.store.pull_work(model, 1, expires=0.05)
@@ -546,7 +550,7 @@ class TestStore:
             assert loop.time() - started < world.ack_wait / 2, "it came with the redelivery only"
             await bus.store.end_work(items[0].ack)
 
-    async def test_redelivery(self, world: World) -> None:
+    async def test_an_item_is_redelivered_until_it_is_ended(self, world: World) -> None:
         owner, thief = await world.connect(), await world.connect()
         model = unique("m")
         for name in (b"lost", b"renewed", b"ended", b"returned"):
@@ -571,7 +575,7 @@ class TestStore:
         await owner.store.end_work(renewed.ack)
         assert lost.ack != renewed.ack
 
-    async def test_more_than_a_thousand_items_may_be_out(self, world: World) -> None:
+    async def test_more_than_a_thousand_items_may_be_delivered_at_once(self, world: World) -> None:
         bus = await world.connect()
         model = unique("m")
         for start in range(0, 1200, 100):
@@ -583,7 +587,7 @@ class TestStore:
             seen |= {item.data for item in items}
         assert len(seen) == 1200
 
-    async def test_what_ended_is_remembered(self, world: World) -> None:
+    async def test_the_record_of_an_ended_request_is_kept(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()
         request_id = unique("request")
         assert await two.store.get_done(request_id) is None

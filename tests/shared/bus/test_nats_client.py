@@ -219,7 +219,7 @@ class TestALostServer:
             await bus.store.put_work("m", b"x")
             assert [item.data for item in await pulling] == [b"x"]
 
-    async def test_many_restarts(self) -> None:
+    async def test_the_bus_survives_many_restarts(self) -> None:
         async with Broker(port=0) as broker, opened(connect_service(broker)) as bus:
             await bus.subscribe("echo", lambda message: bus.publish(message.reply, message.data))
             for _ in range(8):

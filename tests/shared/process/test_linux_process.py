@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is a
 
 
 @pytest.mark.parametrize("refusal", [PermissionError("seccomp"), OSError(22, "not this policy")])
-def test_a_sandbox_may_refuse_to_schedule_otherwise(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
+def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
     asked: list[int] = []
 
     def refuse(_: int, policy: int, __: os.sched_param) -> None:

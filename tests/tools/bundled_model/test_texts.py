@@ -34,7 +34,7 @@ def test_quotes_are_straight_and_markup_is_gone() -> None:
 
 
 @given(st.text())
-def test_whatever_it_is_it_is_clean_afterwards(text: str) -> None:
+def test_any_text_is_clean_afterwards(text: str) -> None:
     once = clean(text)
     assert once == once.strip()
     assert "\n\n\n" not in once
