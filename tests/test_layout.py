@@ -65,9 +65,9 @@ RETIRED = (
 
 def _grep(word: str, *pathspecs: str) -> list[str]:
     command = ["git", "grep", "--untracked", "-l", "-w", "-e", word, "--", *pathspecs]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode in {0, 1}, found.stderr
-    return found.stdout.split()
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode in {0, 1}, result.stderr
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize("word", RETIRED)

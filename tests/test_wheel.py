@@ -36,8 +36,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _site_packages(environment: Path) -> Path:
-    (found,) = environment.glob("lib/python*/site-packages")
-    return found
+    (folder,) = environment.glob("lib/python*/site-packages")
+    return folder
 
 
 @pytest.fixture

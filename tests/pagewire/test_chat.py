@@ -128,8 +128,10 @@ def test_every_field_of_a_chat_is_taken(chat: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_follows_its_response_format(chat: Any, stream: bool) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
-    asked = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
-    answer = chat.create(model="bundled", messages=HELLO, response_format=asked, max_tokens=60, seed=1, stream=stream)
+    response_format = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
+    answer = chat.create(
+        model="bundled", messages=HELLO, response_format=response_format, max_tokens=60, seed=1, stream=stream
+    )
     if stream:
         text = "".join(event.choices[0].delta.content or "" for event in answer)
     else:
@@ -141,8 +143,8 @@ def test_an_answer_follows_its_response_format(chat: Any, stream: bool) -> None:
 def test_the_final_message_is_continued(chat: Any, client: Client) -> None:
     turns = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
     answer = chat.create(model="bundled", messages=turns, extra_body={"continue_final_message": True}, **GREEDY)
-    wanted = client.generate(f"User: {ASKED}\nAssistant: Once upon a", **GREEDY).choices[0].text
-    assert answer.choices[0].message.content == wanted
+    expected = client.generate(f"User: {ASKED}\nAssistant: Once upon a", **GREEDY).choices[0].text
+    assert answer.choices[0].message.content == expected
 
 
 def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
@@ -215,8 +217,8 @@ def test_offline_chats_use_the_models_template_and_defaults(tmp_path: Path, expe
     with LLM(str(folder), chat_template=str(template), tool_call_parser="hermes") as llm:
         (one,) = llm.chat(HELLO)
         assert (one.outputs[0].text, one.usage.completion_tokens) == (expected, 12)
-        (given,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
-        assert given.usage.completion_tokens == 3
+        (output,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
+        assert output.usage.completion_tokens == 3
         two = llm.chat([HELLO, [{"role": "user", "content": "Good night."}]], SamplingParams(**GREEDY))
         assert [len(result.outputs[0].token_ids) for result in two] == [12, 12]
         assert two[0].outputs[0].text == expected

@@ -220,9 +220,9 @@ def test_a_configured_port_in_use_is_refused() -> None:
 
 def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]) == 1
-    said = capsys.readouterr().out
-    assert f"FAILED model: {tmp_path} has no config.json" in said
-    assert "FAILED connection:" in said
+    output = capsys.readouterr().out
+    assert f"FAILED model: {tmp_path} has no config.json" in output
+    assert "FAILED connection:" in output
     assert cli.main(["doctor", "--max-num-seqs", "none"]) == 1
     assert "FAILED settings" in capsys.readouterr().out
 
@@ -231,9 +231,9 @@ def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_doctor_checks_flashinfer_only_if_it_is_configured(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert "FlashInfer" not in dict(doctor.checks(Settings(device="cuda")))
-    found = dict(doctor.checks(config.load({"device": "cuda", "attention-backend": backend}, {})))
+    checks = dict(doctor.checks(config.load({"device": "cuda", "attention-backend": backend}, {})))
     with pytest.raises(ConfigurationError, match="pip install flashinfer-python"):
-        found["FlashInfer"]()
+        checks["FlashInfer"]()
 
 
 def test_the_version_and_the_help_are_printed() -> None:

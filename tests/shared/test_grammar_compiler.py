@@ -21,8 +21,8 @@ def allowed(compiler: GrammarCompiler, grammar: str) -> set[int]:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    found: Tokenizer = load_tokenizer(checkpoint("llama")).backend
-    return found
+    tokenizer: Tokenizer = load_tokenizer(checkpoint("llama")).backend
+    return tokenizer
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def scripts() -> dict[str, str]:
 )
 def test_bash_completes_commands_flags_and_values(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
     words = " ".join(f"'{word}'" for word in ["pagewire", *line])
-    asked = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=20, check=True)
+    script = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True)
     assert done.stderr == ""
     assert set(done.stdout.split()) == expected
 

@@ -13,6 +13,6 @@ def test_help_imports_no_command() -> None:
 
 
 def test_every_command_has_a_parser() -> None:
-    found = parsers()
-    assert list(found) == list(COMMANDS)
-    assert all(parser.description for parser in found.values())
+    commands = parsers()
+    assert list(commands) == list(COMMANDS)
+    assert all(parser.description for parser in commands.values())

@@ -97,9 +97,9 @@ async def test_a_server_of_a_stack_that_dies_is_started_again(servers: int) -> N
         address = await stack.ready()
         assert address.nats.count("nats://") == 3
         async with AsyncClient(address.nats) as client:
-            wanted = await client.generate("An old woman", sampling)
+            expected = await client.generate("An old woman", sampling)
             for broker in stack.brokers[:servers]:
                 before = broker.pid
                 os.kill(before, signal.SIGKILL)
                 await until(lambda broker=broker, before=before: broker.pid != before, timeout=10)  # type: ignore[misc]
-                assert (await client.generate("An old woman", sampling)).choices == wanted.choices
+                assert (await client.generate("An old woman", sampling)).choices == expected.choices

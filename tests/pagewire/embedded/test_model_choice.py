@@ -26,9 +26,11 @@ def test_the_bundled_model_replaces_a_default_one_that_cannot_be_fetched(
 ) -> None:
     chosen = asyncio.run(choose_model(Settings(max_num_seqs=3)))
     assert (chosen.model, chosen.served_model_name, chosen.max_num_seqs) == (str(BUNDLED), "bundled", 3)
-    said = [line for line in capsys.readouterr().err.splitlines() if "instead" in line]
-    assert len(said) == 1
-    assert said[0].startswith(f"serving the bundled model instead of the default one: {DEFAULT.name} cannot be fetched")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "instead" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        f"serving the bundled model instead of the default one: {DEFAULT.name} cannot be fetched"
+    )
 
 
 @pytest.mark.usefixtures("offline")

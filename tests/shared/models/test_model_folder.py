@@ -195,7 +195,7 @@ def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wanted", "config", "expected"),
+    ("configured", "config", "expected"),
     [
         (None, {"max_position_embeddings": 64}, 64),
         (None, {"n_positions": 1024}, 1024),
@@ -211,9 +211,9 @@ def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> Non
     ],
 )
 def test_the_context_is_the_setting_or_the_models_own(
-    wanted: int | None, config: dict[str, Any], expected: int
+    configured: int | None, config: dict[str, Any], expected: int
 ) -> None:
-    assert max_model_len(Settings(max_model_len=wanted), config) == expected
+    assert max_model_len(Settings(max_model_len=configured), config) == expected
 
 
 def test_an_impossible_context_is_refused() -> None:
@@ -223,17 +223,17 @@ def test_an_impossible_context_is_refused() -> None:
 
 
 def test_the_revision_follows_configuration_and_weight_files(folder: Path) -> None:
-    seen = {revision(folder)}
+    revisions = {revision(folder)}
     (folder / "model.safetensors").write_bytes(b"1234")
-    seen.add(revision(folder))
+    revisions.add(revision(folder))
     (folder / "model.safetensors").write_bytes(b"12345")
-    seen.add(revision(folder))
+    revisions.add(revision(folder))
     write(folder / "config.json", {"max_position_embeddings": 65})
-    seen.add(revision(folder))
-    assert len(seen) == 4
-    assert all(len(found) == 12 for found in seen)
+    revisions.add(revision(folder))
+    assert len(revisions) == 4
+    assert all(len(digest) == 12 for digest in revisions)
     (folder / "notes.txt").write_text("x")
-    assert revision(folder) in seen
+    assert revision(folder) in revisions
 
 
 def test_the_bundled_model_is_complete() -> None:

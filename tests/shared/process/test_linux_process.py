@@ -12,12 +12,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is a
 
 @pytest.mark.parametrize("refusal", [PermissionError("seccomp"), OSError(22, "not this policy")])
 def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
-    asked: list[int] = []
+    policies: list[int] = []
 
     def refuse(_: int, policy: int, __: os.sched_param) -> None:
-        asked.append(policy)
+        policies.append(policy)
         raise refusal
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     use_batch_scheduling()
-    assert asked == [os.SCHED_BATCH]
+    assert policies == [os.SCHED_BATCH]

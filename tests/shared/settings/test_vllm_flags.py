@@ -68,14 +68,14 @@ def test_an_unsupported_flag_is_refused_with_advice(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "bundled", "--tokenizer-mode", "x", "--trust-remote-code", "--max-loras=2"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in said
-    assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in said
-    assert "--max-loras: adapters" in said
+    error = capsys.readouterr().err
+    assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in error
+    assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in error
+    assert "--max-loras: adapters" in error
 
 
 def test_flags_without_effect_are_accepted() -> None:
-    given = parser.build_parser().parse_args(
+    namespace = parser.build_parser().parse_args(
         ["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"]
     )
-    assert not flags.read_settings(given).prefix_cache
+    assert not flags.read_settings(namespace).prefix_cache

@@ -7,8 +7,8 @@ from pagewire.shared.messages.client import SamplingParams
 
 def test_turns_follow_the_system_message() -> None:
     conversation = Conversation(system="Be brief.")
-    asked = conversation.ask("Hi")
-    assert asked == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    messages = conversation.ask("Hi")
+    assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     conversation.answer("Hello.")
     assert conversation.ask("Bye")[2:] == [
         {"role": "assistant", "content": "Hello."},

@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_program(keyboard: Keyboard, tmp_pat
 
 
 def test_the_chat_goes_on_after_a_refusal(keyboard: Keyboard, tmp_path: Path) -> None:
-    for entered, said in (
+    for entered, output in (
         ("/bye", "there is no command /bye"),
         ("/set temperature 9", "temperature must be in"),
         (f"/save {tmp_path}/none/chat.json", "cannot write"),
@@ -87,7 +87,7 @@ def test_the_chat_goes_on_after_a_refusal(keyboard: Keyboard, tmp_path: Path) ->
         ("Hello", "1000000"),
     ):
         keyboard.type(entered + ENTER)
-        keyboard.expect(said)
+        keyboard.expect(output)
         keyboard.prompt()
     assert saved(keyboard, tmp_path / "chat.json") == []
     keyboard.type(CTRL_D)

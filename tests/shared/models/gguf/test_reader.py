@@ -3,7 +3,6 @@
 import os
 import shutil
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_a_truncated_header_is_refused(file: Path, left: int) -> None:
 @pytest.mark.parametrize("missing", [1, 100, 20_000])
 def test_truncated_tensors_are_refused(file: Path, missing: int) -> None:
     data = file.read_bytes()
-    end = max(found.offset + found.rows * found.row_bytes for found in GgufModel.open(file).tensors.values())
+    end = max(tensor.offset + tensor.rows * tensor.row_bytes for tensor in GgufModel.open(file).tensors.values())
     file.write_bytes(data[: end - missing])
     assert "is truncated: tensor" in refusal(file)
 
@@ -124,13 +123,11 @@ def test_impossible_counts_are_refused(tmp_path: Path, name: str) -> None:
     assert word in refusal(path)
 
 
-def test_a_huge_file_with_huge_counts_costs_nothing(tmp_path: Path) -> None:
+def test_a_huge_file_with_huge_counts_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(header(tensors=1 << 40, entries=1))
     os.truncate(path, 1 << 43)
-    began = time.monotonic()
     assert "tensors" in refusal(path)
-    assert time.monotonic() - began < 1
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
@@ -150,7 +147,7 @@ def test_parts_belong_together(tmp_path: Path) -> None:
     model = GgufModel.open(parts[0])
     assert list(model.files) == parts
     assert model_name(parts[0]) == "model"
-    assert {found.file for found in model.tensors.values()} == set(parts)
+    assert {tensor.file for tensor in model.tensors.values()} == set(parts)
 
 
 def test_parts_of_a_linked_model_lie_beside_the_link(tmp_path: Path) -> None:

@@ -64,18 +64,20 @@ def write_sentencepiece(path: Path, tokenizer: Tokenizer, **metadata: bool) -> P
 @cache
 def gpt2(pre: str) -> Tokenizer:
     """GPT-2's vocabulary behind the pre-tokenizer of another model."""
-    made = Tokenizer.from_str(tokenizers.tokenizer("gpt2").to_str())
+    reference = Tokenizer.from_str(tokenizers.tokenizer("gpt2").to_str())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        reference.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if pre == "llama-bpe":
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level])
+        reference.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level]
+        )
     if pre == "qwen2":
-        made.normalizer = normalizers.NFC()
+        reference.normalizer = normalizers.NFC()
         cut = pre_tokenizers.Split(Regex(LLAMA_3.replace("{1,3}", "")), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
-    return made
+        reference.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+    return reference
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
