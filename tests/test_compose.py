@@ -87,7 +87,7 @@ def listens(port: int) -> bool:
 
 
 def ready(name: str, environment: dict[str, Any]) -> bool:
-    """What the health check of a service's container asks."""
+    """Runs the health check of a service's container."""
     command = [sys.executable, "-P", "-m", "pagewire", "status", "--service", name, "--here"]
     variables = os.environ | {variable: str(value) for variable, value in environment.items()}
     return subprocess.run(command, env=variables, capture_output=True, check=False).returncode == 0
@@ -105,7 +105,7 @@ async def test_the_containers_serve_a_request(tmp_path: Path) -> None:
     services = compose()
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:
-        # What Docker's network and volumes stand for: an address, a port and a folder of its own.
+        # An address, a port and a folder of its own stand for Docker's network and volumes.
         script, folder, flag, config = command_of(services["nats"])
         assert folder == "/run/secrets"
         secrets = mount(tmp_path / "nats", services["nats"])

@@ -21,7 +21,7 @@ NOT_SETTINGS = {"PAGEWIRE_NATS_ROUTE_PASSWORD"}
 
 
 def objects(kind: str) -> dict[str, dict[str, Any]]:
-    """What base has of a kind, by name."""
+    """Returns the parts of base of one kind, by name."""
     parts = [part for file in (FOLDER / "base").glob("*.yaml") for part in yaml.safe_load_all(file.read_text())]
     return {part["metadata"]["name"]: part for part in parts if part["kind"] == kind}
 

@@ -1,4 +1,4 @@
-"""What mkdocs does beyond `docs/`: files of the checkout that its pages link to become part of the site."""
+"""A hook of mkdocs: files outside `docs/` that its pages link to become part of the site."""
 
 from pathlib import Path
 

@@ -11,6 +11,7 @@ from nats import errors
 from nats.aio.client import Client, Server
 from nats.aio.subscription import Subscription
 from nats.protocol.command import sub_cmd, unsub_cmd
+from typing_extensions import override
 
 from pagewire.shared.bus.framing import deliver, read_headers
 from pagewire.shared.bus.nats_parser import BulkParser
@@ -186,20 +187,24 @@ class NatsClient(Client):  # type: ignore[misc]
         finally:
             abort.cancel()
 
+    @override
     async def _connect_to_server(self, s: object) -> None:
         self.abort()  # nats-py forgets a connection that a frozen server has taken
         await super()._connect_to_server(s)
 
+    @override
     async def _process_info(self, info: dict[str, object], initial_connection: bool = False) -> None:
         """Refuses a server without TLS before nats-py would send it the password in plain text."""
         if initial_connection and self._wants_tls and not info.get("tls_required"):
             raise TlsRefused("the server does not offer it")
         await super()._process_info(info, initial_connection)
 
+    @override
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         self.send(PING)
 
+    @override
     async def _process_pong(self) -> None:
         self._pings_outstanding = 0
         if self._pongs:
@@ -207,6 +212,7 @@ class NatsClient(Client):  # type: ignore[misc]
             if not answer.done():
                 answer.set_result(True)
 
+    @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._deliver(sid, subject, reply, data, headers or b"")
 
@@ -216,12 +222,14 @@ class NatsClient(Client):  # type: ignore[misc]
             parsed = read_headers(headers) if headers else {}
             deliver(subscription.handler, Message(subject.decode(), data, reply.decode(), parsed))
 
+    @override
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS in err_msg:
             self._on_denied(err_msg.strip("'"))
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
 
+    @override
     async def _process_op_err(self, e: Exception) -> None:
         if not (self.is_closed or self.is_reconnecting):
             await self._error_cb(e)

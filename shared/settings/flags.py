@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import FieldInfo
+from typing_extensions import override
 
 from pagewire.shared.settings import config, vllm_flags
 from pagewire.shared.settings.config import FIELDS, Settings
@@ -22,8 +23,8 @@ ALIASES = {"num-scheduler-steps": "lease-window", **vllm_flags.ALIASES}
 class Parser(argparse.ArgumentParser):
     """A parser whose errors say what replaces a flag of vLLM's."""
 
+    @override
     def error(self, message: str) -> NoReturn:
-        """Ends the command with exit code 2."""
         unknown = re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", message) if "unrecognized" in message else ()
         hints = [f"--{name}: {instead(name)}" for name in unknown]
         super().error("; ".join([message, *hints]))

@@ -7,6 +7,7 @@ import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
+from typing_extensions import override
 
 from pagewire.shared.errors import ConfigurationError
 
@@ -48,6 +49,7 @@ class SpanFile(SpanExporter):
         except OSError as error:
             raise ConfigurationError(f"trace-dir {folder} cannot be written to: {error.strerror}") from error
 
+    @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Writes a batch of spans; called on the exporter's own thread."""
         with self._path.open("ab") as file:
@@ -78,8 +80,8 @@ class CountedSpans(BatchSpanProcessor):
         self._counting = _CountingExporter(exporter)
         super().__init__(self._counting, max_queue_size=MAX_WAITING, schedule_delay_millis=schedule_delay_millis)
 
+    @override
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span."""
         if span.context.trace_flags.sampled:
             self._ended += 1
             if self._ended - self._counting.taken - self._overflowed > MAX_WAITING:
@@ -104,6 +106,7 @@ class _CountingExporter(SpanExporter):
         self.taken = 0
         self.refused = 0
 
+    @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
         result = self._exporter.export(spans)
@@ -111,6 +114,7 @@ class _CountingExporter(SpanExporter):
             self.refused += len(spans)
         return result
 
+    @override
     def shutdown(self) -> None:
         self._exporter.shutdown()
 

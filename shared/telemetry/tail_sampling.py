@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import Attributes
+from typing_extensions import override
 
 MAX_HELD = 16384
 """Maximum number of spans that a process holds; beyond it the oldest trace is dropped."""
@@ -24,6 +25,7 @@ class RecordAll(Sampler):
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
+    @override
     def should_sample(
         self,
         parent_context: Context | None,
@@ -34,14 +36,13 @@ class RecordAll(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Returns the decision of the other sampler, or to record only."""
         result = self._sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
         if result.decision is not Decision.DROP:
             return result
         return SamplingResult(Decision.RECORD_ONLY, attributes, result.trace_state)
 
+    @override
     def get_description(self) -> str:
-        """Returns the name of the other sampler."""
         return self._sampler.get_description()
 
 
@@ -64,8 +65,8 @@ class TailBuffer(SpanProcessor):
         self._count = 0
         self._kept: dict[int, None] = {}
 
+    @override
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span that has ended."""
         if span.context.trace_flags.sampled:
             return
         trace = span.context.trace_id

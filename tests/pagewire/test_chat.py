@@ -49,7 +49,7 @@ def client(stack: Served) -> Iterator[Client]:
 
 @pytest.fixture
 def expected(client: Client) -> str:
-    """What the model goes on with behind the conversation as its template lays it out."""
+    """The model's continuation of the conversation, as its template renders it."""
     return client.generate(LAID_OUT, **GREEDY).choices[0].text
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets without naming a model: SmolLM2-135M-Instruct, from the package index."""
+"""The default model, SmolLM2-135M-Instruct, from the package index."""
 
 import re
 import subprocess

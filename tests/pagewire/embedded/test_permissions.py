@@ -1,4 +1,4 @@
-"""Who may publish and subscribe where, on a real server: every user of the table against every subject of it.
+"""The table of permissions on a real server: every user of it against every subject of it.
 
 The table is written by hand, so that `shared/security/permissions.py` has something to agree with.
 """
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 KEYS = {"alice": "alice-key-0123456789", "bob": "1bob-key-0123456789"}
 PASSWORD = '1 "digit" first \\'
-"""Of each service in `deploy/nats.conf`: a server that read it as it is would end."""
+"""Password of each service in `deploy/nats.conf`: a server would end if it read the text as it is."""
 
 REQUESTS = ("generate.m", "tokenize.m", "detokenize.m", "models", "cancel.r", "cancel.d.r.secret", "resume.d.r.secret")
 OF_CLIENTS = {f"pagewire.v1.{request}" for request in REQUESTS}
@@ -97,7 +97,7 @@ PATTERNS = {">", "*.>", "pagewire.>", "pagewire.v1.>", "pagewire.svc.>", "_INBOX
 
 @dataclass(frozen=True)
 class Row:
-    """What one user may do of all that stands in the table; the rest is denied."""
+    """One user's part of the table; the rest must be denied."""
 
     publish: set[str]
     subscribe: set[str]

@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def text(stack: Served) -> str:
-    """What the model says to the prompt, greedily, by the shortest way."""
+    """The model's greedy answer to the prompt, by the shortest way."""
     with Client(stack.nats) as client:
         return client.generate("Once upon a time", GREEDY).choices[0].text
 

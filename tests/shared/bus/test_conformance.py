@@ -1,4 +1,4 @@
-"""What every bus must do: one suite, run on the in-memory bus, on a real NATS server, and its store on a cluster."""
+"""The rules of every bus: one suite for the in-memory bus, a real NATS server, and the store of a cluster."""
 
 import asyncio
 import itertools
@@ -198,7 +198,7 @@ class TestDelivery:
         assert all(shared_by), "one member got nothing of 300 messages"
 
     async def test_subscribe_is_a_barrier(self, world: World) -> None:
-        """What anyone publishes after `subscribe` has returned is delivered."""
+        """Every message that is published after `subscribe` has returned is delivered."""
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
         received: list[str] = []

@@ -119,7 +119,7 @@ class TestStreams:
                 await connect_service(broker, max_store=4 * MAX_STORE)
 
     async def test_a_full_server_refuses_a_check(self) -> None:
-        """What other streams of the server take counts too."""
+        """Bytes that other streams of the server reserve count, too."""
         async with Broker(port=0, max_store=MAX_STORE) as broker:
             bus = await connect_service(broker, max_store=MAX_STORE // 2)
             other = {"name": "OTHER", "subjects": ["other"], "storage": "file"}

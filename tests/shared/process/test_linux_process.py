@@ -1,4 +1,4 @@
-"""What a process asks of Linux, and that it goes on where that is refused."""
+"""A process goes on where Linux refuses its settings."""
 
 import os
 import sys

@@ -40,7 +40,7 @@ warnings.warn("old")
 
 
 def lines(body: str = BODY, *, terminal: bool = False, **environ: str) -> list[str]:
-    """What the program writes to its standard error."""
+    """Returns the lines that a program writes to standard error."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     environment = {**os.environ, **environ}
     process = subprocess.Popen([sys.executable, "-c", body], env=environment, stderr=theirs)

@@ -13,7 +13,7 @@ from pagewire.shared.telemetry.tail_sampling import RecordAll, TailBuffer
 
 
 class Exported(SpanProcessor):
-    """What reaches an exporter."""
+    """An exporter that keeps its spans."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

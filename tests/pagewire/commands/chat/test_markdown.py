@@ -46,7 +46,7 @@ def test_a_block_is_finished_when_the_next_begins(text: str, finished: str) -> N
 
 
 def screen(output: str, height: int) -> list[str]:
-    """What a terminal of unlimited history shows, with lines that it cannot reach any more left as they are."""
+    """A terminal of unlimited history: lines above the screen stay as they are."""
     lines, row = [""], 0
     for sequence in output.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\r", "").split("\x1b["):
         part = sequence.removeprefix("1A").removeprefix("2K")

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, and what is refused."""
+"""The configuration in a GGUF file, and the refusals."""
 
 from pathlib import Path
 from typing import Any
