@@ -3,16 +3,14 @@
 import asyncio
 import random
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 from typing_extensions import override
 
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
 from pagewire.shared.bus.memory_store import MemoryStore
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Message, Subscription
-from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message, Subscription
+from pagewire.shared.bus.requests import InboxBus
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
@@ -93,17 +91,16 @@ class MemorySubscription(Subscription):
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
 
-class MemoryBus(Bus):
+class MemoryBus(InboxBus):
     """A connection to a `MemoryBroker`. It cannot be lost, so `on_reconnect` has no effect."""
 
     def __init__(self, broker: MemoryBroker, *, inbox_prefix: str = "_SVC") -> None:
+        super().__init__(inbox_prefix)
         self._broker = broker
-        self._prefix = inbox_prefix
         self._closing = self._closed = False
         self._subscriptions: set[MemorySubscription] = set()
         self._views: list[BusView] = []
-        self._requests = Requests(self, self.new_inbox())
-        self._inbox = MemorySubscription(self, self._requests.pattern, self._requests.receive, "")
+        self._inbox = MemorySubscription(self, self.requests.pattern, self.requests.receive, "")
         broker.add(self._inbox)
 
     @property
@@ -143,16 +140,6 @@ class MemoryBus(Bus):
         return 0
 
     @override
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        return await self._requests.request(subject, data, timeout=timeout, headers=headers)
-
-    @override
-    def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
-    ) -> AsyncIterator[Message]:
-        return self._requests.request_many(subject, data, stall=stall, headers=headers)
-
-    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
         check_pattern(subject)
         self._check_open()
@@ -160,14 +147,6 @@ class MemoryBus(Bus):
         self._subscriptions.add(subscription)
         self._broker.add(subscription)
         return subscription
-
-    @override
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        return self._requests.inbox(handler)
-
-    @override
-    def new_inbox(self) -> str:
-        return f"{self._prefix}.{secrets.token_hex(11)}"
 
     @override
     async def view(self, inbox_prefix: str) -> BusView:
@@ -199,7 +178,7 @@ class MemoryBus(Bus):
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
         self._closed = True
         self._broker.remove(self._inbox)
-        for requests in (self._requests, *(view.requests for view in self._views)):
+        for requests in (self.requests, *(view.requests for view in self._views)):
             requests.fail(BusUnavailable("the bus is closed"))
 
     def forget(self, subscription: MemorySubscription) -> None:

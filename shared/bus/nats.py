@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import structlog
 from typing_extensions import override
@@ -14,8 +13,8 @@ from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
 from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
 from pagewire.shared.bus.nats_store import Connection, NatsStore
-from pagewire.shared.bus.protocol import Handler, Headers, Message, Subscription
-from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.protocol import Handler, Headers, Subscription
+from pagewire.shared.bus.requests import InboxBus
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import (
     BusError,
@@ -98,7 +97,7 @@ class NatsSubscription(Subscription):
         await self._bus.end_subscriptions([self._subscription])
 
 
-class NatsBus(Connection):
+class NatsBus(InboxBus, Connection):
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it.
 
     Attributes:
@@ -106,10 +105,9 @@ class NatsBus(Connection):
     """
 
     def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False, replicas: int = 1) -> None:
+        super().__init__(inbox_prefix)
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
-        self._prefix = inbox_prefix
-        self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams, replicas=replicas)
+        self._store = NatsStore(self, self.requests, max_store, create_streams=create_streams, replicas=replicas)
         self._views: list[BusView] = []
         self._subscriptions: set[HandlerSubscription] = set()
         self.denials = 0
@@ -126,7 +124,7 @@ class NatsBus(Connection):
         await self._client.open(url, name, user, password, connect_timeout, tls)
         self._connected.set()
         try:
-            await self._subscribe(self._requests.pattern, self._requests.receive, "")
+            await self._subscribe(self.requests.pattern, self.requests.receive, "")
         except NotPermitted as error:
             raise ConfigurationError(f"{error}: give the user whose inboxes these are, and its password") from None
 
@@ -179,18 +177,6 @@ class NatsBus(Connection):
         return self._client.backlog()
 
     @override
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """A lost connection raises `ConnectionLost` at once."""
-        return await self._requests.request(subject, data, timeout=timeout, headers=headers)
-
-    @override
-    def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
-    ) -> AsyncIterator[Message]:
-        """A lost connection raises `ConnectionLost` at once."""
-        return self._requests.request_many(subject, data, stall=stall, headers=headers)
-
-    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
         """Subscribes on this connection and after every reconnection.
 
@@ -204,14 +190,6 @@ class NatsBus(Connection):
         subscription = await self._subscribe(subject, handler, queue)
         self._subscriptions.add(subscription)
         return NatsSubscription(self, subscription)
-
-    @override
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        return self._requests.inbox(handler)
-
-    @override
-    def new_inbox(self) -> str:
-        return f"{self._prefix}.{secrets.token_hex(11)}"
 
     @override
     async def view(self, inbox_prefix: str) -> BusView:
@@ -304,7 +282,7 @@ class NatsBus(Connection):
             self._denied.add(denied[2])
 
     def _fail_requests(self, error: BusError, subject: str = "") -> None:
-        for requests in (self._requests, *(view.requests for view in self._views)):
+        for requests in (self.requests, *(view.requests for view in self._views)):
             requests.fail(error, subject)
 
     def _on_disconnect(self, reason: str) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
+
+from typing_extensions import override
 
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
 from pagewire.shared.bus.protocol import Bus, Handler, Headers, Message
@@ -154,3 +157,33 @@ class Requests:
         """Raises `ConnectionLost` when there is no connection."""
         if not self._bus.connected:
             raise ConnectionLost("there is no connection to the broker")
+
+
+class InboxBus(Bus):
+    """The inboxes and requests of a bus, which every bus has alike.
+
+    Attributes:
+        requests: the inboxes and open requests.
+    """
+
+    def __init__(self, inbox_prefix: str) -> None:
+        self._prefix = inbox_prefix
+        self.requests = Requests(self, self.new_inbox())
+
+    @override
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        return await self.requests.request(subject, data, timeout=timeout, headers=headers)
+
+    @override
+    def request_many(
+        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
+    ) -> AsyncIterator[Message]:
+        return self.requests.request_many(subject, data, stall=stall, headers=headers)
+
+    @override
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
+        return self.requests.inbox(handler)
+
+    @override
+    def new_inbox(self) -> str:
+        return f"{self._prefix}.{secrets.token_hex(11)}"

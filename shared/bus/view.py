@@ -1,26 +1,19 @@
 """A view of a bus with inboxes under another prefix, for a connection that acts for several users."""
 
-import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 from typing_extensions import override
 
-from pagewire.shared.bus.protocol import Bus, Handler, Headers, Message, Store, Subscription
-from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.protocol import Bus, Handler, Headers, Store, Subscription
+from pagewire.shared.bus.requests import InboxBus
 
 
-class BusView(Bus):
-    """A bus over the connection of another one, which closes it. Only the inboxes are its own. `Bus.view` creates it.
-
-    Attributes:
-        requests: its inboxes and open requests.
-    """
+class BusView(InboxBus):
+    """A bus over the connection of another one, which closes it, with inboxes of its own. `Bus.view` creates it."""
 
     def __init__(self, bus: Bus, inbox_prefix: str) -> None:
+        super().__init__(inbox_prefix)
         self._bus = bus
-        self._prefix = inbox_prefix
-        self.requests = Requests(bus, self.new_inbox())
 
     @property
     @override
@@ -51,26 +44,8 @@ class BusView(Bus):
         return self._bus.backlog()
 
     @override
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        return await self.requests.request(subject, data, timeout=timeout, headers=headers)
-
-    @override
-    def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
-    ) -> AsyncIterator[Message]:
-        return self.requests.request_many(subject, data, stall=stall, headers=headers)
-
-    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         return await self._bus.subscribe(subject, handler, queue=queue)
-
-    @override
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        return self.requests.inbox(handler)
-
-    @override
-    def new_inbox(self) -> str:
-        return f"{self._prefix}.{secrets.token_hex(11)}"
 
     @override
     async def view(self, inbox_prefix: str) -> Bus:
