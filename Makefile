@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all beside alone clusters clean fuzz lock audit
+.PHONY: install demo models secrets test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all docs beside alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,11 @@ lint-kubernetes: install
 	for overlay in deploy/kubernetes/base deploy/kubernetes/overlays/*; do \
 		kubectl kustomize $$overlay > build/manifest.yaml && $(BIN)/kubernetes-validate --strict --quiet build/manifest.yaml || exit 1; \
 	done
+
+# The site of docs/ in build/docs. A broken link or anchor ends it.
+docs: install
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install

@@ -1,4 +1,4 @@
-"""`python -m pagewire`: the same as the command `pagewire`."""
+"""`python -m pagewire` runs the command `pagewire`."""
 
 import sys
 

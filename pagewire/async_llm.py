@@ -15,8 +15,8 @@ from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages.client import Choice, Delta, Usage
 from pagewire.shared.messages.client import SamplingParams as Sampling
 
-_GOING_ON: Any = None
-"""The finish reason of a completion that has not ended, as in vLLM."""
+_UNFINISHED: Any = None
+"""Finish reason of a completion that has not ended, as in vLLM."""
 
 
 class AsyncLLM:
@@ -50,7 +50,7 @@ class AsyncLLM:
 
         Args:
             prompt: text, token ids, or one of vLLM's dictionaries.
-            sampling_params: None: the model's generation_config.
+            sampling_params: sampling parameters; None: the model's generation_config.
             request_id: [A-Za-z0-9_-]{1,64}; by default random.
             priority: requests with lower values run earlier.
 
@@ -64,24 +64,24 @@ class AsyncLLM:
             sampling=sampling_params, request_id=request_id, timeout=REQUEST_TIMEOUT, **request
         )
         text = request["prompt"] if isinstance(request["prompt"], str) else None
-        growing = _Growing(stream, text, 1 if sampling_params is None else sampling_params.n)
+        result = _GrowingResult(stream, text, 1 if sampling_params is None else sampling_params.n)
         async for batch in stream.batches():
-            yield growing.add(batch)
-        yield growing.end()
+            yield result.add(batch)
+        yield result.end()
 
     async def abort(self, request_id: str) -> None:
-        """Cancels a request: its last result has what was generated so far."""
+        """Cancels a request. Its last result has the tokens that were generated so far."""
         if self._client is not None:
             await self._client.cancel(request_id)
 
 
-class _Growing:
+class _GrowingResult:
     """The result of a stream so far."""
 
     def __init__(self, stream: Stream, prompt: str | None, choices: int) -> None:
         self._stream = stream
         self._prompt = prompt
-        self._outputs = [Choice(index, "", [], _GOING_ON) for index in range(choices)]
+        self._outputs = [Choice(index, "", [], _UNFINISHED) for index in range(choices)]
         self._so_far = RequestOutput(
             request_id=stream.request_id,
             prompt=prompt,

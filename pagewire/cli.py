@@ -11,8 +11,8 @@ from pagewire.shared.errors import PagewireError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. An error is one line on standard error and exit code 2."""
     try:
-        given = build_parser().parse_args(arguments)
-        return load(given.command).run(given)
+        namespace = build_parser().parse_args(arguments)
+        return load(namespace.command).run(namespace)
     except PagewireError as error:
         print(f"pagewire: {error}", file=sys.stderr)
         return 2

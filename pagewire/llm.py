@@ -29,18 +29,18 @@ REQUEST_TIMEOUT = 24 * 3600.0
 
 
 IGNORED = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager", "swap_space", "tokenizer_mode"})
-"""Arguments of vLLM's `LLM` that have no meaning here."""
+"""Arguments of vLLM's `LLM` that are accepted without effect."""
 RENAMED = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": ""}
-"""Other arguments, and the settings that they are here; empty: there is no choice."""
+"""Settings by the arguments of vLLM's `LLM` with another name; empty: the argument has no effect."""
 PROMPT_OPTIONS = frozenset({"truncate_prompt_tokens", "add_special_tokens"})
-"""What `tokenization_kwargs` may have."""
+"""Keys that `tokenization_kwargs` may have."""
 
 OnePrompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dictionary as in vLLM: `{"prompt": text}` or `{"prompt_token_ids": ids}`, and `cache_salt`."""
 
 
 def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
-    """Returns the settings of a stack that nobody else uses, given the arguments of `LLM`.
+    """Returns the settings of a private stack from the arguments of `LLM`.
 
     Raises:
         ConfigurationError: the model or a setting is invalid.
@@ -49,9 +49,9 @@ def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
     if not arguments.get("trust_remote_code"):
         names.pop("trust_remote_code", None)
     flags = {kept.replace("_", "-"): arguments[name] for name, kept in names.items() if kept}
-    chosen = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
-    # Offline every request waits.
-    return msgspec.structs.replace(chosen, api_key_file="", max_queue_wait=None)
+    settings = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+    # Offline, every request waits.
+    return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None)
 
 
 def request_of(prompt: OnePrompt, **options: Any) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class LLM:
     Args:
         model: folder, .gguf file, hub id or short name; empty: the default model, or the bundled one where that cannot
             be had.
-        settings: any setting by its name with underscores, such as `max_num_seqs=8`. Arguments of vLLM's class that
-            have no meaning here are ignored.
+        settings: any setting by its name with underscores, such as `max_num_seqs=8`. Arguments of vLLM's class
+            without a counterpart are ignored.
 
     Raises:
         ConfigurationError: the model or a setting is invalid.
@@ -124,10 +124,11 @@ class LLM:
 
         Args:
             prompts: a prompt, or a list of prompts.
-            sampling_params: for all prompts, or a list with those of each; None: the model's generation_config.
+            sampling_params: parameters of all prompts, or a list with one per prompt; None: the model's
+                generation_config.
             use_tqdm: without effect: no progress is shown.
             lora_request: not supported.
-            priority: of each prompt; lower ones run earlier.
+            priority: priority of each prompt; lower ones run earlier.
             tokenization_kwargs: `truncate_prompt_tokens` and `add_special_tokens`.
 
         Raises:
@@ -155,14 +156,15 @@ class LLM:
         """Returns the model's answer to a conversation, or to each of several, in order.
 
         Args:
-            messages: the turns of a conversation, or several such lists.
-            sampling_params: for all conversations, or a list with those of each; None: the model's generation_config.
+            messages: the turns of a conversation, or a list of conversations.
+            sampling_params: parameters of all conversations, or a list with one per conversation; None: the model's
+                generation_config.
             use_tqdm: without effect: no progress is shown.
             lora_request: not supported.
             chat_template: not supported: it is an argument of `LLM`.
             chat_template_content_format: without effect: it is read off the template.
             options: `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`, `continue_final_message`,
-                `chat_template_kwargs` and the like, as `AsyncClient.stream` has them.
+                `chat_template_kwargs` and other arguments of `AsyncClient.stream`.
 
         Raises:
             RequestError: a conversation is refused, or the pipeline has failed.
@@ -185,7 +187,7 @@ class LLM:
 
         Args:
             prompts: a prompt, or a list of prompts.
-            params: of all searches.
+            params: parameters of all searches.
             lora_request: not supported.
             use_tqdm: without effect: no progress is shown.
             concurrency_limit: without effect: as many searches run at once as there is room for.
@@ -197,14 +199,14 @@ class LLM:
         _refuse(lora_request=lora_request)
         if params.temperature:
             raise InvalidRequest("temperature must be 0 in a beam search, which does not sample")
-        width, most = params.beam_width, self._settings.max_logprobs
+        width, max_logprobs = params.beam_width, self._settings.max_logprobs
         sampling = SamplingParams(
             n=width,
             beam_width=width,
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
             length_penalty=params.length_penalty,
-            logprobs=2 * width if most < 0 else min(2 * width, most),
+            logprobs=2 * width if max_logprobs < 0 else min(2 * width, max_logprobs),
             skip_special_tokens=False,
         )
         results = self._run([request_of(prompt) for prompt in _several(prompts)], sampling)
@@ -215,14 +217,14 @@ class LLM:
         return load_tokenizer(model_folder.tokenizer_folder(self._stack.settings)).to_transformers()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns the parameters that a request has if it names none: those of the model's generation_config."""
+        """Returns the default parameters of a request: those of the model's generation_config."""
         path = model_folder.folder_of(self._stack.settings)
         if self._settings.generation_config != "auto":
             return SamplingParams()
         vocab_size = model_folder.read_config(path).get("vocab_size", 0)
         defaults = generation_defaults(model_folder.read_generation_config(path), vocab_size)
-        most = {} if defaults.max_new_tokens is None else {"max_tokens": defaults.max_new_tokens}
-        return SamplingParams(**defaults.fields | most)
+        limit = {} if defaults.max_new_tokens is None else {"max_tokens": defaults.max_new_tokens}
+        return SamplingParams(**defaults.fields | limit)
 
     def _run(
         self, requests: Sequence[dict[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -281,7 +283,7 @@ async def _beam(client: AsyncClient, prompt: list[int], beam: Choice) -> BeamSea
 
 
 def _several(prompts: OnePrompt | Sequence[OnePrompt]) -> Sequence[OnePrompt]:
-    """Returns the prompts as a list: one alone may be a text, a dictionary, or a list of ids."""
+    """Returns the prompts as a list. A single prompt may be a text, a dictionary, or a list of ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if prompts and all(isinstance(each, int) for each in prompts):
@@ -290,14 +292,14 @@ def _several(prompts: OnePrompt | Sequence[OnePrompt]) -> Sequence[OnePrompt]:
 
 
 def _refuse(**arguments: object) -> None:
-    """Raises InvalidRequest if an argument that is not supported is given."""
+    """Raises InvalidRequest if an unsupported argument is not None."""
     for name, value in arguments.items():
         if value is not None:
             raise InvalidRequest(f"{name} is not supported: leave it out")
 
 
 async def _output(client: AsyncClient, request: Mapping[str, Any], result: Result) -> RequestOutput:
-    """Returns the result of a request with one prompt; that of a conversation has its text, too."""
+    """Returns the result of a request with one prompt, with the prompt's text."""
     if "messages" not in request or not result.prompt_token_ids:
         return output_of(request, result)
     return output_of(request, result, await client.detokenize(result.prompt_token_ids[0], keep_prefix=True))

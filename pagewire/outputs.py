@@ -16,17 +16,17 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     request_id: str
     prompt: str | None
-    """Text of the prompt; None if its ids were given."""
+    """Text of the prompt; None if the request had its ids."""
     prompt_token_ids: list[int]
     prompt_logprobs: PromptLogprobs | None
-    """Of each token of the prompt; the first one has None."""
+    """Log-probabilities of each token of the prompt; None for the first token."""
     outputs: list[Choice]
     usage: Usage
     finished: bool = True
     metrics: Metrics | None = None
-    """What the request has waited for; None while it goes on."""
+    """Times of the request's stages; None until it ends."""
     chat_format: ChatFormat | None = None
-    """With which `pagewire.read_message` finds tool calls and reasoning in the texts; None: there are none."""
+    """Format by which `pagewire.read_message` finds tool calls and reasoning; None: the texts have none."""
 
     @property
     def num_cached_tokens(self) -> int:
@@ -38,13 +38,13 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
     """One beam."""
 
     tokens: list[int]
-    """With those of the prompt."""
+    """Token ids of the prompt and of the beam."""
     text: str
-    """Of all of these tokens, special ones included."""
+    """Text of all tokens, special ones included."""
     cum_logprob: float
     """Sum of the log-probabilities of the generated tokens."""
     logprobs: list[TokenLogprobs]
-    """Of each generated token."""
+    """Log-probabilities of each generated token."""
     finish_reason: str
     stop_reason: str | int | None = None
 
@@ -56,11 +56,11 @@ class BeamSearchOutput(msgspec.Struct):
 
 
 def output_of(request: Mapping[str, Any], result: Result, prompt: str | None = None) -> RequestOutput:
-    """Returns the result of a request with one prompt, which asked for `return_token_ids`. `prompt`: its text."""
-    asked = request.get("prompt")
+    """Returns the result of a request with one prompt, with `return_token_ids`. `prompt`: text of a conversation."""
+    own_prompt = request.get("prompt")
     return RequestOutput(
         request_id=result.request_id,
-        prompt=asked if isinstance(asked, str) else prompt,
+        prompt=own_prompt if isinstance(own_prompt, str) else prompt,
         prompt_token_ids=(result.prompt_token_ids or [[]])[0],
         prompt_logprobs=None if result.prompt_logprobs is None else result.prompt_logprobs[0],
         outputs=result.choices,

@@ -1,4 +1,4 @@
-"""How texts are generated, under the name of vLLM's module."""
+"""The sampling parameters, under the name of vLLM's module."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ __all__ = ["BeamSearchParams", "SamplingParams", "StructuredOutputsParams"]
 
 
 class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How a beam search goes on. Names and defaults are vLLM's, the search itself is that of `transformers`."""
+    """Parameters of a beam search. Names and defaults are vLLM's; the search ranks beams as `transformers` does."""
 
     beam_width: int
     """Number of beams, all of which are returned."""

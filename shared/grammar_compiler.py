@@ -1,7 +1,7 @@
-"""Grammars of texts, compiled by llguidance for a model's tokens.
+"""Compiles grammars for a model's tokens, with llguidance.
 
 A grammar travels as llguidance's own text: Lark, or JSON with the key `grammars`. The tokenizer service compiles it to
-find out whether it can be, the executor to follow it token by token.
+refuse what cannot be compiled, the executor to follow it token by token.
 """
 
 import threading
@@ -18,9 +18,9 @@ from pagewire.shared.errors import PagewireError
 MAX_GRAMMAR = 128 * 1024
 """Maximum characters of a grammar."""
 MAX_COMPILED = 256
-"""Compiled grammars that are kept."""
+"""Maximum number of compiled grammars that are kept."""
 MAX_COMPILED_CHARACTERS = 4 << 20
-"""Characters of all of them together: the memory of a compiled grammar is bounded by its length and the limits."""
+"""Maximum characters of all kept grammars. The length and `LIMITS` bound the memory of a compiled grammar."""
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=200_000,  # 15 ms of a mask
@@ -29,11 +29,9 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""What bounds the time and the memory of a grammar. A grammar that goes beyond is refused, or ends with an error."""
-
-
+"""Bounds of a grammar's time and memory. A grammar that exceeds one is refused, or ends its request with an error."""
 STACK = 256 << 20
-"""Bytes of stack for compiling, of which only those in use take memory: the library recurses along chains of rules."""
+"""Bytes of stack for compiling: the library recurses along chains of rules. Unused bytes take no memory."""
 _creating = threading.Lock()
 
 
@@ -42,10 +40,10 @@ class GrammarError(PagewireError):
 
 
 class GrammarCompiler:
-    """Compiles grammars for the tokens of one model, and keeps the compiled ones. Any thread may use it: of those that
-    ask for the same grammar at once, one compiles it and the others wait.
+    """Compiles grammars for the tokens of one model, and keeps the compiled ones.
 
-    The tokenizer is loaded on the first use, and its tokens are prepared, which takes a third of a second.
+    Any thread may use it. When several threads need the same grammar at once, one compiles it and the others wait. The
+    first use loads the tokenizer and prepares its tokens, which takes a third of a second.
     """
 
     def __init__(self, load: Callable[[], Tokenizer], vocab_size: int, eos: Collection[int]) -> None:
@@ -76,10 +74,10 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
         if is_new:
             self._complete(grammar, compiled)
-        found = compiled.result()
-        if isinstance(found, str):
-            raise GrammarError(found)
-        return found.deep_copy()
+        matcher = compiled.result()
+        if isinstance(matcher, str):
+            raise GrammarError(matcher)
+        return matcher.deep_copy()
 
     def _complete(self, grammar: str, compiled: "Future[LLMatcher | str]") -> None:
         """Compiles a grammar that others may wait for."""

@@ -1,4 +1,4 @@
-"""Bars that show on a terminal how far something is."""
+"""Progress bars on a terminal."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 
 def shown(items: Collection[T], text: str) -> Iterator[T]:
-    """Yields items and draws a bar on standard error meanwhile, if that is a terminal; `text` says what is done."""
+    """Yields the items, and draws a bar with the label `text` on standard error if that is a terminal."""
     yield from tqdm(items, text, leave=False, disable=None, file=sys.stderr)

@@ -9,6 +9,11 @@ def rank(name: str, instances: Iterable[str]) -> list[str]:
 
     Rendezvous hashing (Thaler and Ravishankar, 1996): when an instance joins or leaves, only the names that belong to
     it move. So a repeated request reaches the detokenizer that knows the request.
+
+    >>> rank("request-b", ["d1", "d2", "d3"])
+    ['d3', 'd1', 'd2']
+    >>> rank("request-b", ["d1", "d3"])
+    ['d3', 'd1']
     """
 
     def weight(instance: str) -> bytes:

@@ -20,14 +20,14 @@ Record = npt.NDArray[np.void]
 """An array of dtype `RECORD`: a sequence's record [], or a table of records [slots]."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy."""
+"""Temperature below which a request is greedy."""
 MIN_TEMPERATURE = 0.01
-"""Lower temperatures that are not greedy are raised to this, because they overflow."""
+"""Lowest temperature that is not greedy. Lower ones are raised to it, because they overflow."""
 NOT_FINITE = -2
-"""What samplers return in place of a token for a row that has NaN or whose largest logit is infinite."""
+"""Token id that samplers return for a row with NaN, or whose largest logit is infinite."""
 
 
-def _as_given(value: float, _vocab_size: int) -> float:
+def _unchanged(value: float, _vocab_size: int) -> float:
     return value
 
 
@@ -55,11 +55,11 @@ class Parameter:
     """Maximum value of the client's field."""
     allowed: str
     """The valid range, as the error message states it after "must be"."""
-    resolve: Callable[..., float] = _as_given
+    resolve: Callable[..., float] = _unchanged
     """Returns the value of the column for the client's value and the size of the vocabulary."""
     penalty: bool = False
-    """Whether the parameter changes logits by the sequence's earlier tokens. Such a one has an effect on greedy
-    requests and on beam searches too."""
+    """Whether the parameter changes logits by the sequence's earlier tokens. A penalty has an effect on greedy requests
+    and on beam searches, too."""
 
     def check(self, value: float) -> None:
         """Refuses a value out of range.

@@ -3,7 +3,7 @@
 from pagewire.shared.messages.step import StepOutput
 
 MAX_BUFFERED = 1024
-"""Outputs after a gap that are buffered, at most. Further outputs are dropped and must be asked for again."""
+"""Maximum number of outputs that are buffered after a gap. Further ones are dropped and must be asked for again."""
 
 
 class StepReader:

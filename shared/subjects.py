@@ -4,12 +4,12 @@ import re
 import secrets
 
 CLIENTS = "pagewire.v1"
-"""What clients without a key, or with the one key of `--api-key`, ask. They are the tenant with the empty name."""
+"""Prefix of the subjects of clients without a key, or with the key of `--api-key`: the tenant with the empty name."""
 TENANT = "pagewire.v1.tenant"
-"""`.<name>.<request>`: what a tenant of `--api-key-file` asks; the rest of the subject is as under `CLIENTS`.
+"""`.<name>.<request>`: requests of a tenant of `--api-key-file`; the rest of the subject is as under `CLIENTS`.
 
-The broker lets only the user of that name publish there, so that the subject says who asks. A reply subject does not:
-the broker does not check it.
+The broker lets only the user of that name publish there, so the subject proves who sends a request. A reply subject
+proves nothing: the broker does not check it.
 """
 GENERATE = "pagewire.v1.generate"
 TOKENIZE = "pagewire.v1.tokenize"
@@ -21,31 +21,31 @@ RESUME = "pagewire.v1.resume"
 DETOKENIZER = "pagewire.svc.detokenizer"
 """`.<instance>.open | attach | abort`: one subscription per instance, because the order of messages matters."""
 ADOPTED = "pagewire.svc.adopted"
-"""`.<instance>`: what a detokenizer tells all others."""
+"""`.<instance>`: a detokenizer announces to all others the streams that it has adopted."""
 ABORT = "pagewire.svc.scheduler"
-"""`.<instance>.abort`."""
+"""`.<instance>.abort`: a detokenizer ends a request at its scheduler."""
 PLAN = "pagewire.svc.plan"
-"""`.<executor>`."""
+"""`.<executor>`: a scheduler sends its executor a plan."""
 STEPS = "pagewire.svc.steps"
 """`.<executor>`: read by the executor's scheduler and by every detokenizer."""
 REPLAY = "pagewire.svc.replay"
-"""`.<executor>`."""
+"""`.<executor>`: a reader of steps asks for missing outputs."""
 CLAIM = "pagewire.svc.claim"
-"""`.<executor>`."""
+"""`.<executor>`: a scheduler claims a free executor."""
 METRICS = "pagewire.svc.metrics"
-"""What the gateway asks every service for the values of its metrics."""
+"""The gateway asks every service for the values of its metrics."""
 TRACES = "pagewire.svc.traces"
-"""What all services tell each other: a trace whose spans shall be exported although it was not sampled."""
+"""A service announces to all others a trace whose spans shall be exported although it was not sampled."""
 HEARTBEAT = "pagewire.svc.heartbeat"
 """`.<service>.<instance>`. An empty message says that the process of the instance has ended."""
 ANNOUNCE = "pagewire.svc.announce"
-"""Asks every service for a heartbeat at once: whoever has just begun to listen need not wait for the next ones."""
+"""A service that has just begun to listen asks every other for a heartbeat at once."""
 
 PREFIXES = "pagewire.svc.prefixes"
 """`.<model>.<scheduler>`: the prefixes that a replica has cached."""
 
 BACKLOG = "pagewire.svc.backlog"
-"""`.<model>.<scheduler>`: what waits, and how fast it starts."""
+"""`.<model>.<scheduler>`: the requests that wait, and how fast they start."""
 
 WORK = "pagewire.work"
 """`.<model>.<class>.<target>`: the work queues."""
@@ -75,12 +75,20 @@ _OWNED = "~"
 
 
 def model_token(name: str) -> str:
-    """Returns the served name as a subject token: every character outside [A-Za-z0-9_-] becomes `_`."""
+    """Returns the served name as a subject token: every character outside [A-Za-z0-9_-] becomes `_`.
+
+    >>> model_token("org/Llama-3.1")
+    'org_Llama-3_1'
+    """
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
 def work_queue(model: str, priority: int, target: str) -> str:
-    """Returns a request's queue, which follows `WORK` in subjects. `target` is `ANY` or a scheduler's instance id."""
+    """Returns a request's queue, which follows `WORK` in subjects. `target` is `ANY` or a scheduler's instance id.
+
+    >>> work_queue("llama", -1, ANY)
+    'llama.urgent.any'
+    """
     return f"{model}.{CLASSES[class_of(priority)]}.{target}"
 
 
@@ -95,12 +103,20 @@ def work_queues(model: str, target: str) -> list[str]:
 
 
 def tenant_of(subject: str) -> str:
-    """Returns the name of the tenant that asks at a subject of clients, empty for clients that are no tenants."""
+    """Returns the name of the tenant whose requests a subject carries, empty for clients that are no tenants.
+
+    >>> tenant_of("pagewire.v1.tenant.alice.generate.llama")
+    'alice'
+    """
     return subject.split(".", 4)[3] if subject.startswith(f"{TENANT}.") else ""
 
 
 def for_tenant(subject: str, tenant: str) -> str:
-    """Returns the subject under `CLIENTS` at which a tenant asks what others ask at `subject`."""
+    """Returns the subject at which a tenant sends the requests that other clients send to `subject`.
+
+    >>> for_tenant("pagewire.v1.generate.llama", "alice")
+    'pagewire.v1.tenant.alice.generate.llama'
+    """
     return f"{TENANT}.{tenant}{subject.removeprefix(CLIENTS)}" if tenant else subject
 
 
@@ -110,7 +126,7 @@ def for_everyone(pattern: str) -> tuple[str, str]:
 
 
 def client_inbox(tenant: str) -> str:
-    """Returns the prefix of a tenant's inboxes, or that of clients that are no tenants if the name is empty."""
+    """Returns the prefix of a tenant's inboxes, or the prefix of clients that are no tenants if the name is empty."""
     return f"{TENANT_INBOX}.{tenant}" if tenant else CLIENT_INBOX
 
 
@@ -127,7 +143,10 @@ def service_inbox(service: str) -> str:
 def owner_of(reply: str) -> str | None:
     """Returns the tenant whose inbox a reply subject is, empty if it is that of another client.
 
-    Returns None for anything else. That is not answered: it may be an internal subject.
+    Returns None for anything else, which must not be answered: it may be an internal subject.
+
+    >>> owner_of("_TENANT.alice.x1"), owner_of("_INBOX.x1"), owner_of("pagewire.svc.plan.e1")
+    ('alice', '', None)
     """
     if len(reply) > INBOX_LENGTH or (inbox := _INBOX.fullmatch(reply)) is None:
         return None
@@ -143,12 +162,19 @@ def owned(tenant: str, text: str) -> str:
     """Returns a request id, or another text of a client, such that no two tenants have the same one.
 
     Request ids of clients that are no tenants stay as they are.
+
+    >>> owned("alice", "r1"), owned("", "r1")
+    ('alice~r1', 'r1')
     """
     return f"{tenant}{_OWNED}{text}" if tenant or _OWNED in text else text
 
 
 def owner_and_text(text: str) -> tuple[str, str]:
-    """Returns the tenant and the text from which `owned` has made `text`."""
+    """Returns the tenant and the text from which `owned` has made `text`.
+
+    >>> owner_and_text("alice~r1")
+    ('alice', 'r1')
+    """
     tenant, owner_is_named, rest = text.partition(_OWNED)
     return (tenant, rest) if owner_is_named else ("", text)
 

@@ -46,8 +46,8 @@ def substitute(value: Any) -> Any:
     return VARIABLE.sub(_value, value) if isinstance(value, str) else value
 
 
-def _value(found: re.Match[str]) -> str:
-    name, default = found[1], found[2]
+def _value(match: re.Match[str]) -> str:
+    name, default = match[1], match[2]
     assert name in SECRETS or default is not None, f"{name} has no default"
     return SECRETS.get(name, default or "")
 
@@ -87,10 +87,10 @@ def listens(port: int) -> bool:
 
 
 def ready(name: str, environment: dict[str, Any]) -> bool:
-    """What the health check of a service's container asks."""
+    """Runs the health check of a service's container."""
     command = [sys.executable, "-P", "-m", "pagewire", "status", "--service", name, "--here"]
-    given = os.environ | {variable: str(value) for variable, value in environment.items()}
-    return subprocess.run(command, env=given, capture_output=True, check=False).returncode == 0
+    variables = os.environ | {variable: str(value) for variable, value in environment.items()}
+    return subprocess.run(command, env=variables, capture_output=True, check=False).returncode == 0
 
 
 def mount(folder: Path, service: dict[str, Any]) -> str:
@@ -101,11 +101,11 @@ def mount(folder: Path, service: dict[str, Any]) -> str:
     return str(folder)
 
 
-async def test_it_serves_a_request(tmp_path: Path) -> None:
+async def test_the_containers_serve_a_request(tmp_path: Path) -> None:
     services = compose()
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:
-        # What Docker's network and volumes stand for: an address, a port and a folder of its own.
+        # An address, a port and a folder of its own stand for Docker's network and volumes.
         script, folder, flag, config = command_of(services["nats"])
         assert folder == "/run/secrets"
         secrets = mount(tmp_path / "nats", services["nats"])
@@ -149,9 +149,9 @@ def test_one_variable_sets_the_replicas() -> None:
 
 
 def test_every_variable_is_a_setting() -> None:
-    known = {variable(name) for name in FIELDS} | {"HF_HOME", "XDG_CACHE_HOME"}
+    settings = {variable(name) for name in FIELDS} | {"HF_HOME", "XDG_CACHE_HOME"}
     for service in compose().values():
-        assert set(service["environment"]) <= known
+        assert set(service["environment"]) <= settings
 
 
 def test_services_have_time_to_drain() -> None:

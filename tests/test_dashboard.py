@@ -26,9 +26,9 @@ def series() -> dict[str, Metric]:
 def test_a_query_names_series_and_labels_that_exist(query: str) -> None:
     names = re.findall(r"\b(?:pagewire|gen_ai|process)_\w+", query)
     assert names
-    found = [series()[name] for name in names]
+    queries = [series()[name] for name in names]
     for labels in re.findall(r"by \(([^)]*)\)", query):
-        assert set(labels.split(", ")) <= OWN_LABELS.union(*(metric.labels for metric in found))
+        assert set(labels.split(", ")) <= OWN_LABELS.union(*(metric.labels for metric in queries))
     for name in names:
         counted = series()[name].kind is not Kind.GAUGE
         assert counted == bool(re.search(rf"(rate|increase)\({name}\[", query)), "only what grows has a rate"

@@ -6,13 +6,26 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "pagewire.client.sequencer",
+    "pagewire.commands.chat.markdown",
     "pagewire.services.gateway.answers.sse",
+    "pagewire.kernels.triton.layers.split_inputs",
+    "pagewire.shared.block_tables",
+    "pagewire.shared.bus.framing",
+    "pagewire.shared.bus.memory",
     "pagewire.shared.chat.formats.pythonic",
     "pagewire.shared.chat.parser",
     "pagewire.shared.chat.reader",
     "pagewire.shared.chat.typed_value",
     "pagewire.shared.client_protocol.client_requests",
     "pagewire.shared.errors",
+    "pagewire.shared.models.gguf.reader",
+    "pagewire.shared.prefix_hashes",
+    "pagewire.shared.rendezvous",
+    "pagewire.shared.settings.config",
+    "pagewire.shared.settings.vllm_flags",
+    "pagewire.shared.splitfuse",
+    "pagewire.shared.subjects",
 ]
 
 

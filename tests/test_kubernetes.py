@@ -21,9 +21,9 @@ NOT_SETTINGS = {"PAGEWIRE_NATS_ROUTE_PASSWORD"}
 
 
 def objects(kind: str) -> dict[str, dict[str, Any]]:
-    """What base has of a kind, by name."""
-    found = [part for file in (FOLDER / "base").glob("*.yaml") for part in yaml.safe_load_all(file.read_text())]
-    return {part["metadata"]["name"]: part for part in found if part["kind"] == kind}
+    """Returns the parts of base of one kind, by name."""
+    parts = [part for file in (FOLDER / "base").glob("*.yaml") for part in yaml.safe_load_all(file.read_text())]
+    return {part["metadata"]["name"]: part for part in parts if part["kind"] == kind}
 
 
 def pod(manifest: dict[str, Any]) -> dict[str, Any]:

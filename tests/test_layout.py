@@ -1,4 +1,4 @@
-"""The layout of the repository: words that are retired, sizes of files, and the lists of CONTRIBUTING.md."""
+"""The layout of the repository: words that are retired, sizes of files, and the files that the documents name."""
 
 import re
 import subprocess
@@ -65,9 +65,9 @@ RETIRED = (
 
 def _grep(word: str, *pathspecs: str) -> list[str]:
     command = ["git", "grep", "--untracked", "-l", "-w", "-e", word, "--", *pathspecs]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode in {0, 1}, found.stderr
-    return found.stdout.split()
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode in {0, 1}, result.stderr
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize("word", RETIRED)
@@ -88,6 +88,17 @@ def test_every_file_of_a_recipe_exists() -> None:
     named = re.findall(r"`([A-Za-z_./<>-]+/[A-Za-z_./<>-]*)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(named) > 30
     assert not [name for name in named if "<" not in name and not (ROOT / name).exists()]
+
+
+def test_every_file_of_the_folder_table_exists() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Folders")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    assert len(rows) > 20
+    for folders, contents in rows:
+        parents = [ROOT, *(ROOT / folder for folder in re.findall(r"`([^`]+)`", folders))]
+        assert all(parent.is_dir() for parent in parents), folders
+        names = re.findall(r"`([a-z0-9_/]+(?:\.[a-z]+|/))`", contents)
+        assert not [name for name in names if not any((parent / name).exists() for parent in parents)]
 
 
 def _sources(folder: Path) -> list[Path]:

@@ -42,7 +42,7 @@ def test_the_two_commands_are_targets() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command(command: list[str], stack: Served) -> None:
+def test_a_command_of_the_readme_runs(command: list[str], stack: Served) -> None:
     name, *arguments = command
     assert name == "pagewire"
     if arguments == ["serve"]:
@@ -61,7 +61,7 @@ def test_a_command(command: list[str], stack: Served) -> None:
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split()[1])
-def test_an_example(code: str, stack: Served) -> None:
+def test_an_example_of_the_readme_runs(code: str, stack: Served) -> None:
     here = code.replace("http://127.0.0.1:8000", stack.http).replace("nats://127.0.0.1:4222", stack.nats)
     here = here.replace("Client()", f"Client({stack.nats!r})").replace(
         "LLM()", "LLM(num_kv_blocks=64, max_model_len=512)"
@@ -71,6 +71,6 @@ def test_an_example(code: str, stack: Served) -> None:
     assert run.stdout.strip()
 
 
-def test_there_are_examples() -> None:
+def test_the_readme_has_examples_and_commands() -> None:
     assert len(EXAMPLES) == 3
     assert len(COMMANDS) == 4

@@ -34,13 +34,13 @@ def verdict(output: str) -> tuple[int, str]:
     audited = [package for package in packages if "skip_reason" not in package]
     if not audited:
         return 0, "audit skipped: the advisory database knows none of the packages, as a mirror without it does"
-    found = [
-        f"{package['name']} {package['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'none'}"
+    vulnerabilities = [
+        f"{package['name']} {package['version']}: {each['id']}, fixed in {', '.join(each['fix_versions']) or 'none'}"
         for package in audited
-        for known in package["vulns"]
+        for each in package["vulns"]
     ]
-    text = f"{len(audited)} of {len(packages)} packages audited, {len(found)} known vulnerabilities"
-    return int(bool(found)), "\n".join([*found, text])
+    text = f"{len(audited)} of {len(packages)} packages audited, {len(vulnerabilities)} known vulnerabilities"
+    return int(bool(vulnerabilities)), "\n".join([*vulnerabilities, text])
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def http() -> str:
     for path, route in ROUTES.items():
         lines += ["", f"## POST {path}", "", route.summary, "", "| field | type | meaning |", "| --- | --- | --- |"]
         rows = fields(route)
-        lines += [f"| `{name}` | {_cell(kind_of(schema))} | {_cell(said)} |" for name, schema, said in rows]
+        lines += [f"| `{name}` | {_cell(kind_of(schema))} | {_cell(text)} |" for name, schema, text in rows]
     ignored = {
         "completions and chats": sampling_fields.IGNORED,
         "responses": responses_request.IGNORED,
@@ -107,8 +107,8 @@ def from_vllm() -> str:
     lines += ["", "## Fields of requests", ""]
     for path, named in vllm_names.request_fields().items():
         groups = {kind: [f"`{name}`" for name in named if vllm_names.here(path, name) is kind] for kind in Here}
-        said = "; ".join(f"{kind.value}: {', '.join(names)}" for kind, names in groups.items() if names)
-        lines.append(f"- `{path}`: {said}.")
+        treatments = "; ".join(f"{kind.value}: {', '.join(names)}" for kind, names in groups.items() if names)
+        lines.append(f"- `{path}`: {treatments}.")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 
 class Here(Enum):
-    """What a field of vLLM is here."""
+    """The treatment of a field of vLLM."""
 
     SAME = "the same"
     NO_EFFECT = "without effect"
@@ -26,11 +26,11 @@ def flags() -> list[str]:
 
 def request_fields() -> dict[str, list[str]]:
     """Returns the names of the fields of requests, by route."""
-    found: dict[str, list[str]] = {}
+    by_route: dict[str, list[str]] = {}
     for line in _lines("vllm_fields.txt"):
         path, name = line.split()
-        found.setdefault(path, []).append(name)
-    return found
+        by_route.setdefault(path, []).append(name)
+    return by_route
 
 
 def here(path: str, name: str) -> Here:

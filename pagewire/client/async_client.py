@@ -46,8 +46,8 @@ class AsyncClient:
         tenant: name of the tenant in the file of keys; empty: none; by default that of the environment.
         model: the served name; by default the only model that is served.
         connect_timeout: seconds within which the broker must answer.
-        tls: how the broker's certificate is checked, and which one is shown to it; by default as the system does it,
-            with a url `tls://...`.
+        tls: how the broker's certificate is checked, and which certificate it gets; by default the system's way, with
+            a url `tls://...`.
         bus: an open connection with inboxes that the client may read, used instead of `url`; the client does not close
             it.
     """
@@ -167,12 +167,12 @@ class AsyncClient:
             cache_salt: only requests with the same salt share cached prefixes.
             timeout: seconds until the deadline.
             traceparent: W3C trace context that the request continues.
-            truncate_prompt_tokens: number of last tokens of a prompt that count; -1: as many as the context has room
-                for.
-            add_special_tokens: whether a text gets the special tokens that the model wants around a prompt; by default
+            truncate_prompt_tokens: number of tokens that are kept at the end of a prompt; -1: as many as fit into the
+                context.
+            add_special_tokens: whether a text gets the model's special tokens around a prompt; by default
                 prompts do, and conversations do not.
             return_token_ids: whether the ids of the prompts are part of the answer.
-            fresh: whether the given `request_id` is new, so that no earlier request is looked for.
+            fresh: whether `request_id` is new, so that no earlier request is looked for.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.
@@ -202,14 +202,14 @@ class AsyncClient:
             request["return_token_ids"] = True
         try:
             body = msgspec.to_builtins(request)
-            checked = msgspec.convert(body, GenerateRequest)
+            parsed = msgspec.convert(body, GenerateRequest)
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error), field=field_of(error)) from error
         bus, directory, batch_inbox = self._connection()
-        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=fresh or not request_id)
+        return Stream(bus, directory, batch_inbox, model, parsed, body, traceparent, fresh=fresh or not request_id)
 
     def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
-        """The model's answer to a conversation, as its deltas come. Arguments are those of `stream`."""
+        """Returns a request for the model's answer to a conversation. The arguments are those of `stream`."""
         return self.stream(None, sampling, messages=messages, **options)
 
     async def generate(
@@ -224,7 +224,7 @@ class AsyncClient:
         return await self.stream(prompt, sampling, **options).result()
 
     async def chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Result:
-        """The model's whole answer to a conversation. Arguments are those of `stream`.
+        """Returns the model's whole answer to a conversation. The arguments are those of `stream`.
 
         Raises:
             RequestError: the request has failed.

@@ -18,7 +18,7 @@ class BatchInbox:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._readers: dict[str, Callable[[Delta], None]] = {}
-        """Handlers of deltas by the reply subject of their request."""
+        """Handlers of deltas, by the reply subject of their request."""
         self._inbox = ExitStack()
         self._subject = ""
 

@@ -4,7 +4,7 @@ from pagewire.shared.messages.client import Delta
 
 
 class DeltaQueue:
-    """Holds the deltas that were not read yet. Once `capacity` are waiting, later deltas are merged by choice."""
+    """Holds the unread deltas of a stream. Once `capacity` are waiting, later deltas are merged by choice."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
@@ -27,5 +27,5 @@ class DeltaQueue:
 
     def take(self) -> list[Delta]:
         """Removes and returns all deltas in the order of arrival."""
-        taken, self._waiting = self._waiting, []
-        return taken
+        deltas, self._waiting = self._waiting, []
+        return deltas

@@ -23,17 +23,16 @@ class Directory:
 
     def __init__(self, bus: Bus, default: str = "", tenant: str = "") -> None:
         self.tenant = tenant
-        """The tenant whose requests these are; empty: that of a client that is no tenant."""
-        self.known = set[str]()
-        """Models that are served: their tokenizer has said so, or answered a request. Without responders, it may be
-        restarting."""
+        """The tenant that sends the requests; empty for clients that are no tenants."""
+        self.served = set[str]()
+        """Models whose tokenizer was there: one without responders may be restarting."""
         self._bus = bus
         self._default = default
 
     def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
-        """Returns the directory of a tenant, whose requests go over `bus`. It knows the same models."""
+        """Returns the directory of a tenant, whose requests go over `bus`. It shares the set of served models."""
         directory = Directory(bus, self._default, tenant)
-        directory.known = self.known
+        directory.served = self.served
         return directory
 
     def subject(self, request: str) -> str:
@@ -52,7 +51,7 @@ class Directory:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         models = _models.decode(reply.data).models
         roots = {info.root or info.name for info in models}
-        self.known |= roots | {info.name for info in models}
+        self.served |= roots | {info.name for info in models}
         if len(roots) == 1:
             self._default = self._default or roots.pop()
         return models
@@ -65,9 +64,9 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            served = dict.fromkeys(info.root or info.name for info in await self.models())
+            names = dict.fromkeys(info.root or info.name for info in await self.models())
             if not self._default:
-                raise InvalidRequest(f"name a model: this stack serves {', '.join(served)}")
+                raise InvalidRequest(f"name a model: this stack serves {', '.join(names)}")
         return model or self._default
 
     async def absence(self, model: str) -> RequestError:

@@ -4,7 +4,13 @@ from pagewire.shared.messages.client import Delta
 
 
 class Sequencer:
-    """Tells whether a delta is the next of its choice. After a recovery the same frames may arrive again."""
+    """Tells whether a delta is the next of its choice. After a recovery the same frames may arrive again.
+
+    >>> sequencer = Sequencer(choices=1)
+    >>> first, third = Delta(0, 0, "Once", [7]), Delta(0, 2, " a", [9])
+    >>> sequencer.is_next(first), sequencer.is_next(first), sequencer.is_early(third), sequencer.resume_from
+    (True, False, True, 1)
+    """
 
     def __init__(self, choices: int) -> None:
         self._choices = choices

@@ -41,27 +41,27 @@ from pagewire.shared.messages.client import (
 FRAME_TIMEOUT = 3.0
 """Seconds without a frame after which a stream asks for missed frames."""
 RESULT_TIMEOUT = 15.0
-"""The same for a request without a stream, which gets no frame until it ends."""
+"""Seconds without a frame after which a request without a stream asks: it gets no frame until it ends."""
 GRACE = 5.0
-"""Seconds that the pipeline has after the deadline to end the request; then the client does."""
+"""Seconds after the deadline in which the pipeline should end the request; then the client ends it."""
 RETRY_FOR = 15.0
-"""Seconds for which a request without responders is sent again if its model is known to be served, or somebody took the
-request at first: a tokenizer may be restarting."""
-HEARD_WITHIN = 1.0
-"""Seconds within which two notices of no responders belong to the same absence: after more, somebody had taken the
-request in between."""
+"""Seconds for which a request without responders is sent again, because the tokenizer may be restarting: its model was
+served before, or a tokenizer took the request at first."""
+SAME_ABSENCE = 1.0
+"""Maximum seconds between two notices of no responders in one absence. After more, a tokenizer had taken the request in
+between."""
 OUTBOUND_ROOM = 16 << 20
-"""Bytes that may wait in the outbound buffer of the connection when a request is sent; it holds twice as many."""
-ROOM_WITHIN = 5.0
-"""Seconds that a request waits for that; the connection then refuses it if it does not fit at all."""
+"""Maximum bytes in the outbound buffer of the connection when a request is sent; the buffer holds twice as many."""
+ROOM_TIMEOUT = 5.0
+"""Seconds for which a request waits for room in the outbound buffer; then the connection takes or refuses it."""
 ROOM_INTERVAL = 0.01
-"""Seconds between two looks at the outbound buffer."""
+"""Seconds between two checks of the outbound buffer."""
 RECONNECT_TIMEOUT = 2.0
-"""Seconds that a new request waits for a lost connection: within them it has moved to another server of a cluster."""
+"""Seconds for which a new request waits for a lost connection, which moves to another server of a cluster meanwhile."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 RESEND_INTERVAL = 0.15
-"""The same while nobody takes the request, because the tokenizer restarts."""
+"""Seconds between two checks, and between two recoveries, while the tokenizer restarts and nobody takes the request."""
 
 
 class Stream:
@@ -69,7 +69,7 @@ class Stream:
 
     Attributes:
         request_id: id of the request.
-        model: the served name; if it was not given, it is empty until the request is sent.
+        model: the served name; by default empty until the request is sent.
         prompt_tokens: number of tokens of all prompts; None until the request is accepted.
         chat_format: how to find tool calls and reasoning in the texts; None: there are none, or it is not accepted yet.
         prompt_token_ids: ids of each prompt, once it is accepted, if the request asks for `return_token_ids`.
@@ -80,7 +80,6 @@ class Stream:
         "_absent_at",
         "_absent_since",
         "_accepted",
-        "_asked",
         "_batch_inbox",
         "_body",
         "_bus",
@@ -99,6 +98,7 @@ class Stream:
         "_resend",
         "_result",
         "_resume",
+        "_resuming",
         "_sent",
         "_sequencer",
         "_subject",
@@ -124,7 +124,7 @@ class Stream:
         *,
         fresh: bool = False,
     ) -> None:
-        """`body`: the request, without the fields that were left out. `fresh`: the request's id is random, so that no
+        """`body`: the fields of the request that the caller has set. `fresh`: whether the id is random, so that no
         earlier request can have it."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
@@ -147,14 +147,14 @@ class Stream:
         self._cancel = directory.subject(f"{subjects.CANCEL}.{self.request_id}")
         self._body = b""
         self._accepted = self._ended = self._resend = False
-        self._asked = False
-        """Whether missed frames were asked for and none have come since."""
+        self._resuming = False
+        """Whether the stream has asked for missed frames and got none since."""
         self._result: Result | None = None
         self._early_final: Final | None = None
         self._error: PagewireError | None = None
         self._last_frame_at = self._last_recovery_at = 0.0
         self._absent_since = self._absent_at = 0.0
-        """When the first and the last notice came that nobody takes the request."""
+        """Times of the first and the last notice that nobody takes the request."""
         self._interval = CHECK_INTERVAL
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
@@ -227,12 +227,12 @@ class Stream:
                     self._abandon()
 
     async def _wait_for_room(self) -> None:
-        """Waits while large requests before this one fill the outbound buffer, but at most `ROOM_WITHIN` seconds."""
-        since = time.monotonic()
-        while (  # noqa: ASYNC110 - the socket tells nobody that it has room again
+        """Waits while large requests before this one fill the outbound buffer, but at most `ROOM_TIMEOUT` seconds."""
+        began = time.monotonic()
+        while (  # noqa: ASYNC110 - the socket has no event for room
             (backlog := self._bus.backlog())
             and backlog + len(self._body) > OUTBOUND_ROOM
-            and time.monotonic() - since < ROOM_WITHIN
+            and time.monotonic() - began < ROOM_TIMEOUT
             and not self._ended
         ):
             await asyncio.sleep(ROOM_INTERVAL)
@@ -254,7 +254,7 @@ class Stream:
         if self._ended:
             return
         self._last_frame_at = time.monotonic()
-        self._asked = False
+        self._resuming = False
         if not message.data:
             self._on_empty(message)
             return
@@ -268,7 +268,7 @@ class Stream:
         elif isinstance(frame, Accepted):
             self._accepted = True
             self._interval = CHECK_INTERVAL
-            self._directory.known.add(self.model)
+            self._directory.served.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
             self.chat_format = frame.chat_format
@@ -277,7 +277,7 @@ class Stream:
             self._on_final(frame)
         elif isinstance(frame, Result):
             self._result = frame
-            self._directory.known.add(self.model)
+            self._directory.served.add(self.model)
             self._end()
         elif isinstance(frame, ErrorFrame):
             self._end(frames.error_of(frame))
@@ -286,7 +286,7 @@ class Stream:
         if self._ended:
             return
         self._last_frame_at = time.monotonic()
-        self._asked = False
+        self._resuming = False
         if self._sequencer.is_next(delta):
             self._deltas.put(delta)
             if self._early_final is not None:
@@ -310,20 +310,20 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._sent_again or self.model in self._directory.known) and self._absent_for() < RETRY_FOR:
+        elif (self._sent_again or self.model in self._directory.served) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
 
     @property
     def _sent_again(self) -> bool:
-        """Whether the request was sent before: then somebody took it, or it was lost with the connection."""
+        """Whether the request was sent again. At first a tokenizer took it, or it was lost with the connection."""
         return self._last_recovery_at > 0
 
     def _absent_for(self) -> float:
-        """Returns for how many seconds nobody has taken the request, which a notice has just said."""
+        """Returns the seconds for which nobody has taken the request, when another notice says so."""
         now = time.monotonic()
-        if now - self._absent_at > HEARD_WITHIN:
+        if now - self._absent_at > SAME_ABSENCE:
             self._absent_since = now
         self._absent_at = now
         return now - self._absent_since
@@ -358,8 +358,8 @@ class Stream:
             return
         self._last_recovery_at = now
         with suppress(BusUnavailable):  # tried again after the next timeout
-            if self._resume and not self._asked:
-                self._asked = True
+            if self._resume and not self._resuming:
+                self._resuming = True
                 self._publish(self._resume, frames.encode(ResumeRequest(self._sequencer.resume_from)))
             else:
                 self._publish(self._subject, self._body)

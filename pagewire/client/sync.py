@@ -82,7 +82,7 @@ class Client:
         return self._thread.run(self._client.generate(prompt, sampling, **options))
 
     def chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Result:
-        """The model's whole answer to a conversation."""
+        """Returns the model's whole answer to a conversation."""
         return self._thread.run(self._client.chat(messages, sampling, **options))
 
     def cancel(self, request_id: str) -> str:

@@ -20,7 +20,7 @@ from pagewire.shared.errors import ConfigurationError, RequestError, invalid_fie
 from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
-"""Attempts of a request that an overloaded stack refuses."""
+"""Number of attempts of a request that an overloaded stack refuses."""
 
 
 class Line(msgspec.Struct):
@@ -33,7 +33,7 @@ class Line(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
-    """The answer to a request: what the route would have answered over HTTP."""
+    """The answer to a request, as the route would give it over HTTP."""
 
     status_code: int
     request_id: str
@@ -88,7 +88,7 @@ async def answer_all(lines: list[Line], output: TextIO, concurrency: int, settin
 
 
 async def answers(client: AsyncClient, lines: list[Line], concurrency: int) -> AsyncIterator[Outcome]:
-    """Yields the answers to requests as they end, `concurrency` of which run at once."""
+    """Yields the answers to requests as they end. `concurrency` requests run at once."""
     waiting = iter(lines)
     running: set[asyncio.Task[Outcome]] = set()
     try:
@@ -108,12 +108,12 @@ async def answers(client: AsyncClient, lines: list[Line], concurrency: int) -> A
 async def _answer(client: AsyncClient, line: Line) -> Outcome:
     request_id = secrets.token_hex(12)
     status, body = 200, b""
-    for left in reversed(range(RETRIES)):
+    for retries in reversed(range(RETRIES)):
         try:
             body = await _body(client, line, request_id)
             break
         except RequestError as error:
-            if error.retryable and error.retry_after_ms is not None and left:
+            if error.retryable and error.retry_after_ms is not None and retries:
                 await asyncio.sleep(error.retry_after_ms / 1000)
                 continue
             status, body = errors.body_of(error, line.url)

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark."""
-    code: int = importlib.import_module(f"pagewire.bench.{given.name}").main(given.arguments)
+    code: int = importlib.import_module(f"pagewire.bench.{arguments.name}").main(arguments.arguments)
     return code

@@ -1,4 +1,4 @@
-"""Prints what completes commands, flags and their values in a shell.
+"""Prints the script that completes commands, flags and their values in a shell.
 
 bash:  source <(pagewire completion bash)                                        # in ~/.bashrc
 zsh:   pagewire completion zsh > "${fpath[1]}/_pagewire"
@@ -16,7 +16,7 @@ from pagewire.commands.parser import parsers
 from pagewire.shared.settings.config import FIELDS
 
 HELP_WIDTH = 76
-"""Characters of a help text."""
+"""Maximum characters of a help text."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=sorted(SHELLS), metavar="SHELL", help=", ".join(sorted(SHELLS)))
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the script."""
-    print(SHELLS[given.shell](list(verbs(parsers()))))
+    print(SHELLS[arguments.shell](list(verbs(parsers()))))
     return 0
 
 
@@ -80,7 +80,7 @@ def verbs(commands: Mapping[str, argparse.ArgumentParser]) -> Iterator[Verb]:
 
 
 def bash(commands: Sequence[Verb]) -> str:
-    """Returns the script for bash. What is completed with nothing is completed with files."""
+    """Returns the script for bash. Words without a completion are completed with files."""
     words = [f'"" ) words="{" ".join(verb.name for verb in commands)} --help --version" ;;']
     for verb in commands:
         free = []
@@ -158,7 +158,7 @@ SHELLS = {"bash": bash, "fish": fish, "zsh": zsh}
 
 
 def _values(action: argparse.Action) -> Sequence[str]:
-    """Returns the values that an argument may have: its choices, or those of its setting."""
+    """Returns the values that an argument may have: its choices, or its setting's."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     kind = next((field.type for field in FIELDS.values() if field.name == action.dest), None)

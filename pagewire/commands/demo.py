@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Uses the default model and free ports unless they are set."""
     with tempfile.TemporaryDirectory(prefix="pagewire-trace-") as folder:
-        settings = session.quiet(flags.read_settings(given), port=0, nats_port=0, trace_dir=folder, api_key_file="")
+        settings = session.quiet(flags.read_settings(arguments), port=0, nats_port=0, trace_dir=folder, api_key_file="")
         return session.run(_demo(settings), settings)
 
 

@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line per check."""
     failed = False
     try:
-        settings = flags.read_settings(given)
+        settings = flags.read_settings(arguments)
     except ConfigurationError as error:
         print(f"FAILED settings: {error}")
         return 1
@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yields the name and function of each check, which returns a finding or raises an error that says what to fix."""
+    """Yields the name and function of each check, which returns a finding or raises an error with advice."""
     yield "machine", _machine
     if settings.device == "cpu":
         yield "kernels", _kernels

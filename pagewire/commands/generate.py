@@ -30,9 +30,9 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 64) -> None:
     parser.set_defaults(max_tokens=max_tokens)
 
 
-def given_sampling(given: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """Returns the sampling parameters that the flags give. The setting `--seed` makes sampling repeatable."""
-    fields = {name: value for name, value in vars(given).items() if name in _FIELDS}
+def sampling_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Returns the sampling parameters of the flags. The setting `--seed` makes sampling repeatable."""
+    fields = {name: value for name, value in vars(arguments).items() if name in _FIELDS}
     return fields | ({"seed": settings.seed} if settings.seed else {})
 
 
@@ -54,14 +54,16 @@ def _flags() -> dict[str, dict[str, Any]]:
 
 
 _WITHOUT_FLAG = {"n", "seed", "logprobs", "prompt_logprobs"}
-"""One completion is printed, without log-probabilities, and `--seed` is a setting."""
+"""Fields without a flag: one completion is printed, without log-probabilities, and `--seed` is a setting."""
 _FIELDS = _flags()
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the prompt and then the completion as it arrives."""
-    settings = session.quiet(flags.read_settings(given))
-    return session.run(_generate(given.text, given_sampling(given, settings), settings, as_json=given.json), settings)
+    settings = session.quiet(flags.read_settings(arguments))
+    return session.run(
+        _generate(arguments.text, sampling_of(arguments, settings), settings, as_json=arguments.json), settings
+    )
 
 
 async def _generate(text: str, sampling: dict[str, Any], settings: Settings, *, as_json: bool) -> int:
@@ -69,12 +71,12 @@ async def _generate(text: str, sampling: dict[str, Any], settings: Settings, *, 
         if as_json:
             print(msgspec.json.encode(await client.generate(text, **sampling)).decode())
             return 0
-        shown = text  # with the first token, so that an error before it stands alone
+        unprinted = text  # printed with the first token, so that an error before it stands alone
         try:
             async for delta in client.stream(text, **sampling):
-                print(shown + delta.text, end="", flush=True)
-                shown = ""
+                print(unprinted + delta.text, end="", flush=True)
+                unprinted = ""
         finally:
-            if not shown:
+            if not unprinted:
                 print()
     return 0

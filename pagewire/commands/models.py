@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line per model: name, size, whether it is fetched, and a description; or one per family."""
-    if given.supported:
+    if arguments.supported:
         return _print_supported()
-    if given.remove is not None:
-        print(f"removed {named_models.remove(given.remove)}")
+    if arguments.remove is not None:
+        print(f"removed {named_models.remove(arguments.remove)}")
         return 0
     for model in NAMED_MODELS.values():
         state = "here" if model.is_fetched else "to fetch"
@@ -36,7 +36,7 @@ def run(given: argparse.Namespace) -> int:
 def _print_supported() -> int:
     sweep = supported_models.read()
     for family in sweep.families:
-        shown = "yes" if family.outcome in {Outcome.NATIVE, Outcome.EXACT} else f"no: {family.detail}"
-        print(f"{family.model_type:<26}{shown}")
+        answer = "yes" if family.outcome in {Outcome.NATIVE, Outcome.EXACT} else f"no: {family.detail}"
+        print(f"{family.model_type:<26}{answer}")
     print(supported_models.summary(sweep))
     return 0

@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", metavar="FILE", help="file with one tenant per line, name:key")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the configuration."""
-    tenants = ApiKeys.load(given.api_key_file).passwords if given.api_key_file else {}
+    tenants = ApiKeys.load(arguments.api_key_file).passwords if arguments.api_key_file else {}
     print(broker_config.file(tenants), end="")
     return 0

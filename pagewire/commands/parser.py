@@ -1,4 +1,4 @@
-"""The command line: its parser, which imports the module of a command once that command is given."""
+"""The command line: its parser, which imports the module of a command only for that command."""
 
 import argparse
 import ast
@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
+
+from typing_extensions import override
 
 from pagewire.shared.settings import flags
 
@@ -16,7 +18,7 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds the command's arguments."""
 
-    def run(self, given: argparse.Namespace) -> int:
+    def run(self, arguments: argparse.Namespace) -> int:
         """Runs the command; returns the exit code."""
 
 
@@ -38,7 +40,7 @@ COMMANDS = (
 
 
 class CommandParser(flags.Parser):
-    """The parser of one command, which imports the command's module once its arguments are wanted."""
+    """The parser of one command, which imports the command's module when it needs the arguments."""
 
     def __init__(self, *, command: str, **options: Any) -> None:
         super().__init__(**options)
@@ -50,8 +52,8 @@ class CommandParser(flags.Parser):
             load(self._command).add_arguments(self)
             self._command = ""
 
+    @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `argparse.ArgumentParser`."""
         self.add_own_arguments()
         return super().parse_known_args(args, namespace)
 
@@ -73,22 +75,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Returns the parser of each command with all its arguments, for which it imports every command."""
-    found = _build()[1]
-    for parser in found.values():
+    commands = _build()[1]
+    for parser in commands.values():
         parser.add_own_arguments()
-    return dict(found)
+    return dict(commands)
 
 
 def _build() -> tuple[argparse.ArgumentParser, dict[str, CommandParser]]:
     parser = flags.Parser(prog="pagewire", description="Serves language models as a pipeline of services over NATS.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
-    found = {}
+    commands = {}
     for name in COMMANDS:
         text = _docstring(name)
         line = text.partition("\n")[0].rstrip(".")
-        found[name] = verbs.add_parser(name, command=name, help=line[0].lower() + line[1:], description=text)
-    return parser, found
+        commands[name] = verbs.add_parser(name, command=name, help=line[0].lower() + line[1:], description=text)
+    return parser, commands
 
 
 def load(command: str) -> Command:
@@ -101,7 +103,7 @@ def _module(command: str) -> str:
 
 
 def _docstring(command: str) -> str:
-    """Returns the docstring of a command's module, which is read without importing what the command needs."""
+    """Returns the docstring of a command's module, read without importing the module."""
     spec = find_spec(_module(command))
     assert spec is not None
     assert spec.origin is not None

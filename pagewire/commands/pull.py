@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"{names}, or a hub id such as org/name")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Fetches the model unless it is here already, and prints its path."""
-    print(model_folder.resolve(given.name))
+    print(model_folder.resolve(arguments.name))
     return 0

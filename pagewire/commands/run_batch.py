@@ -16,20 +16,20 @@ from pagewire.shared.settings import flags
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the files and all settings."""
     parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one a line")
-    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where answers go")
+    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="file for the answers")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Shows a bar on a terminal, and says at the end how many requests have failed."""
     from pagewire.commands import batch  # only here: the routes take longer to import than other commands to run
 
-    settings = session.quiet(flags.read_settings(given))
-    lines = batch.read(given.input_file)
+    settings = session.quiet(flags.read_settings(arguments))
+    lines = batch.read(arguments.input_file)
     try:
-        output = given.output_file.open("w")
+        output = arguments.output_file.open("w")
     except OSError as error:
-        raise ConfigurationError(f"cannot write {given.output_file}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot write {arguments.output_file}: {error.strerror}") from error
     with output:
-        return session.run(batch.answer_all(lines, output, max(1, given.concurrency), settings), settings)
+        return session.run(batch.answer_all(lines, output, max(1, arguments.concurrency), settings), settings)

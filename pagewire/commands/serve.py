@@ -1,4 +1,4 @@
-"""Runs the whole stack on this machine until SIGINT or SIGTERM, and finishes then what was accepted."""
+"""Runs the whole stack on this machine until SIGINT or SIGTERM, and then finishes the accepted requests."""
 
 import argparse
 import asyncio
@@ -10,16 +10,16 @@ from pagewire.shared.settings.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and every setting."""
+    """Adds the model and all settings."""
     text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
     flags.add_settings(parser)
     parser.set_defaults(positional=("model",))
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line on standard output once requests can be served."""
-    settings = flags.read_settings(given)
+    settings = flags.read_settings(arguments)
     return session.run(_serve(settings), settings)
 
 

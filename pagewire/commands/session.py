@@ -20,7 +20,7 @@ from pagewire.shared.telemetry import logs
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a command."""
 CONNECT_TIMEOUT = 1.0
-"""Seconds that a running stack has to answer."""
+"""Seconds within which a running stack must answer."""
 
 
 def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
@@ -42,7 +42,7 @@ def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
 def first_signal() -> asyncio.Event:
     """Returns an event that the next SIGINT or SIGTERM sets instead of cancelling the command; a second one cancels it.
 
-    Called by the command's own task.
+    The command's own task must call it.
     """
     loop, command, arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     assert command is not None
@@ -95,7 +95,7 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
         if settings.nats_url:
             raise
     print("no stack is running: starting one", file=sys.stderr)
-    # Nobody else uses that stack, so that it needs no tenants.
+    # Nobody else uses that stack, so it needs no tenants.
     async with Stack(msgspec.structs.replace(settings, nats_port=0, api_key_file=""), PIPELINE) as stack:
         address = await stack.ready()
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:

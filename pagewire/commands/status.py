@@ -22,7 +22,7 @@ from pagewire.shared.settings import flags
 from pagewire.shared.settings.config import Settings, nats_urls
 
 SILENT = 3
-"""Exit code if the broker answers, and no instance of the service that is asked for."""
+"""Exit code if the broker answers and no instance of the named service does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line per service instance."""
-    settings = session.quiet(flags.read_settings(given))
-    if given.alive:
-        if given.service is None:
+    settings = session.quiet(flags.read_settings(arguments))
+    if arguments.alive:
+        if arguments.service is None:
             raise ConfigurationError("--alive is about one service: give --service NAME")
-        return session.run(_alive(settings, given.service, here=given.here), settings)
-    return session.run(_status(settings, given.service, given.watch, here=given.here), settings)
+        return session.run(_alive(settings, arguments.service, here=arguments.here), settings)
+    return session.run(_status(settings, arguments.service, arguments.watch, here=arguments.here), settings)
 
 
 async def _status(settings: Settings, service: str | None, every: float | None, *, here: bool) -> int:
@@ -53,12 +53,12 @@ async def _status(settings: Settings, service: str | None, every: float | None, 
     try:
         if every is not None:
             await _watch(bus, service, settings, max(every, 0.1))
-        found = await _ask(bus, service, here=here)
+        instances = await _ask(bus, service, here=here)
     finally:
         await bus.close()
-    lines, missing = report(found, service, settings)
+    lines, missing = report(instances, service, settings)
     print("\n".join(lines))
-    if service is not None and not found:
+    if service is not None and not instances:
         return SILENT
     return 1 if missing else 0
 
@@ -73,8 +73,8 @@ async def _alive(settings: Settings, service: str, *, here: bool) -> int:
 
 
 async def _ask(bus: Bus, service: str | None, *, here: bool) -> list[Stats]:
-    found = await ask(bus, service)
-    return [stats for stats in found if not here or stats.metadata.get("host") == socket.gethostname()]
+    instances = await ask(bus, service)
+    return [stats for stats in instances if not here or stats.metadata.get("host") == socket.gethostname()]
 
 
 async def _watch(bus: Bus, service: str | None, settings: Settings, every: float) -> None:
@@ -86,17 +86,17 @@ async def _watch(bus: Bus, service: str | None, settings: Settings, every: float
             await asyncio.sleep(every)
 
 
-def report(found: list[Stats], service: str | None, settings: Settings) -> tuple[list[str], bool]:
-    """Returns the lines of a table and of what is wrong, and whether a service is missing."""
-    lines = table(found)
-    wanted = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
-    ready = Counter(stats.name for stats in found if stats.metadata.get("ready") == "true")
+def report(instances: list[Stats], service: str | None, settings: Settings) -> tuple[list[str], bool]:
+    """Returns the lines of a table and of problems, and whether a service is missing."""
+    lines = table(instances)
+    expected = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
+    ready = Counter(stats.name for stats in instances if stats.metadata.get("ready") == "true")
     missing = [
         name if count == 1 else f"{name} ({ready[f'pagewire-{name}']} of {count})"
-        for name, count in wanted.items()
+        for name, count in expected.items()
         if ready[f"pagewire-{name}"] < count
     ]
-    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in found):
+    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in instances):
         lines.append("the store takes no work: look at the disk and the limits of the NATS server")
     if missing:
         lines.append(f"not ready: {', '.join(missing)}")
@@ -104,7 +104,7 @@ def report(found: list[Stats], service: str | None, settings: Settings) -> tuple
 
 
 async def _connect(settings: Settings, service: str | None) -> Bus:
-    """Connects as the service itself where this is the probe of its container, and else as a client."""
+    """Connects as the service in the probe of its container, else as a client."""
     if service in ROLES and (settings.nats_password or settings.nats_secrets):
         user, password = credentials.of_service(settings, service)
         inbox_prefix = subjects.service_inbox(service)
@@ -122,10 +122,10 @@ async def _connect(settings: Settings, service: str | None) -> Bus:
     )
 
 
-def table(found: list[Stats]) -> list[str]:
+def table(instances: list[Stats]) -> list[str]:
     """Returns the lines of a table for the terminal."""
     lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
-    for stats in found:
+    for stats in instances:
         details: dict[str, Any] = stats.metadata
         state = next((state for state in ("draining", "ready") if details.get(state) == "true"), "not ready")
         load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))

@@ -1,4 +1,4 @@
-"""What a sweep over every family that `transformers` generates text with has found; see `tests/families`."""
+"""The results of a sweep over every family of `transformers` that generates text, by `tests/families`."""
 
 from enum import Enum
 from pathlib import Path
@@ -9,7 +9,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 class Outcome(Enum):
-    """What became of a family."""
+    """The result of a family in the sweep."""
 
     NATIVE = "native"
     """Exact, by a file of its own."""
@@ -27,19 +27,19 @@ class Family(msgspec.Struct, frozen=True):
     """The result of one family."""
 
     model_type: str
-    """As config.json names it."""
+    """Name of the family in config.json."""
     architecture: str
-    """Class of transformers."""
+    """Name of its class in transformers."""
     outcome: Outcome
     detail: str
-    """What was compared, or why not."""
+    """The outputs that were compared, or the reason of a refusal."""
 
 
 class Sweep(msgspec.Struct, frozen=True):
     """The results of all families."""
 
     transformers: str
-    """Version."""
+    """Version of transformers."""
     families: tuple[Family, ...]
 
     def count(self, *outcomes: Outcome) -> int:

@@ -1,17 +1,17 @@
-"""How fast an answer came, as its reader saw it."""
+"""The speed of an answer, as its reader sees it."""
 
 import time
 from collections.abc import Callable
 
 
 class Timings:
-    """Counts the tokens of one answer, from the moment in which it is made.
+    """Counts the tokens of one answer. Its clock starts when it is created.
 
     Args:
-        clock: seconds.
+        clock: returns the time in seconds.
 
     Attributes:
-        tokens: how many have come.
+        tokens: number of tokens so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,7 +20,7 @@ class Timings:
         self.tokens = 0
 
     def count(self, tokens: int) -> None:
-        """Notes that tokens have come at this moment."""
+        """Counts tokens that arrive now."""
         self._last = self._clock()
         if not self.tokens:
             self._first = self._last
@@ -33,10 +33,10 @@ class Timings:
 
     @property
     def rate(self) -> float:
-        """Tokens per second behind the first; 0.0 where there are none."""
-        took = self._last - self._first
-        return (self.tokens - 1) / took if took > 0 else 0.0
+        """Tokens per second after the first one; 0.0 without any."""
+        seconds = self._last - self._first
+        return (self.tokens - 1) / seconds if seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        shown = f"time to first token {self.first * 1000:.0f} ms, {self.tokens} token{'s' * (self.tokens != 1)}"
-        return f"{shown}, {self.rate:.1f} tokens/s" if self.rate else shown
+        text = f"time to first token {self.first * 1000:.0f} ms, {self.tokens} token{'s' * (self.tokens != 1)}"
+        return f"{text}, {self.rate:.1f} tokens/s" if self.rate else text

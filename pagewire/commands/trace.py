@@ -18,20 +18,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints one line per span, or one per slow request."""
-    folder = flags.read_settings(given).trace_dir
+    folder = flags.read_settings(arguments).trace_dir
     if not folder:
         raise ConfigurationError(
             "no folder of spans is configured: give --trace-dir FOLDER to this command and to `pagewire serve`"
         )
-    if (given.request_id is None) == (given.slowest is None):
+    if (arguments.request_id is None) == (arguments.slowest is None):
         raise ConfigurationError("give either the id of a request or --slowest N")
-    if given.slowest is not None:
-        print("\n".join(waterfall.table(waterfall.slowest(span_files.read(Path(folder)), given.slowest))))
+    if arguments.slowest is not None:
+        print("\n".join(waterfall.table(waterfall.slowest(span_files.read(Path(folder)), arguments.slowest))))
         return 0
-    found = waterfall.of_request(span_files.read(Path(folder)), given.request_id)
-    if not found:
-        raise ConfigurationError(f"{folder} has no spans of request {given.request_id}")
-    print("\n".join(waterfall.draw(found)))
+    spans = waterfall.of_request(span_files.read(Path(folder)), arguments.request_id)
+    if not spans:
+        raise ConfigurationError(f"{folder} has no spans of request {arguments.request_id}")
+    print("\n".join(waterfall.draw(spans)))
     return 0

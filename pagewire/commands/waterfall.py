@@ -7,23 +7,23 @@ from pagewire.shared import subjects
 from pagewire.shared.telemetry.span_files import Span
 
 STAGES = ("receive", "queue", "admit", "prefill", "decode", "preempted", "recover", "stream")
-"""Names of the spans that tell where the time of a request goes, in the order in which they begin."""
+"""Names of the spans of a request's stages, in the order in which they begin."""
 
 _PREFIX = re.compile(r"^(cmpl|chatcmpl|msg|resp)(\\-|_)")
-"""What HTTP answers put before a request's id, escaped."""
+"""The prefix of a request's id in HTTP answers, escaped."""
 
 
 def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
-    """Returns the spans of a request, ordered by start: those with its id, and those of the same trace.
+    """Returns the spans of a request and of its trace, ordered by start.
 
-    The requests of all tenants are found by the id that their clients know: the one of an HTTP answer, with its prefix,
-    or the one of the header X-Request-Id, behind which the gateway has put 8 digits.
+    `request_id` is the id that the client knows: from an HTTP answer, with a prefix, or from the header X-Request-Id,
+    to which the gateway adds 8 digits. The requests of all tenants are searched.
     """
-    found = list(spans)
-    ids = ((span, subjects.owner_and_text(str(span.attributes.get("request_id")))[1]) for span in found)
-    wanted = re.compile(rf"{_PREFIX.sub('', re.escape(request_id))}(-[0-9a-f]{{8}})?")
-    traces = {span.trace_id for span, name in ids if wanted.fullmatch(name)}
-    return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
+    spans = list(spans)
+    ids = ((span, subjects.owner_and_text(str(span.attributes.get("request_id")))[1]) for span in spans)
+    pattern = re.compile(rf"{_PREFIX.sub('', re.escape(request_id))}(-[0-9a-f]{{8}})?")
+    traces = {span.trace_id for span, name in ids if pattern.fullmatch(name)}
+    return sorted((span for span in spans if span.trace_id in traces), key=lambda span: (span.start, span.end))
 
 
 def slowest(spans: Iterable[Span], count: int) -> list[list[Span]]:
@@ -40,7 +40,7 @@ def duration(spans: Sequence[Span]) -> float:
 
 
 def table(traces: Iterable[Sequence[Span]]) -> list[str]:
-    """Returns one line per request: its id, its milliseconds, and those of each stage."""
+    """Returns one line per request: its id, its milliseconds, and the milliseconds of each stage."""
     lines = [f"{'request':<32}{'ms':>10}" + "".join(f"{stage:>10}" for stage in STAGES)]
     for spans in traces:
         names = (str(span.attributes["request_id"]) for span in spans if "request_id" in span.attributes)
@@ -65,8 +65,8 @@ def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
         left = min(int((span.start - begin) * scale), width - 1)
         length = max(1, min(round((span.end - span.start) * scale), width - left))
         bar = " " * left + "█" * length
-        start, took = (span.start - begin) * 1000, (span.end - span.start) * 1000
-        lines.append(f"{span.name:<{column}}{span.service:<14}{start:>10.1f}{took:>10.1f}  {bar}")
+        start, milliseconds = (span.start - begin) * 1000, (span.end - span.start) * 1000
+        lines.append(f"{span.name:<{column}}{span.service:<14}{start:>10.1f}{milliseconds:>10.1f}  {bar}")
     return lines
 
 

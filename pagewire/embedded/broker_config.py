@@ -1,4 +1,4 @@
-"""The configuration of a NATS server for Pagewire: of the embedded broker, and of `deploy/nats.conf`."""
+"""The configuration of a NATS server for Pagewire: the embedded broker's, and `deploy/nats.conf`."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MAX_PENDING = 256 << 20
 """Bytes that the server buffers for a slow connection before it closes the connection."""
 PING_INTERVAL = "20s"
 ANSWER_WITHIN = "5s"
-"""How long a service may publish to the reply subject of a message that it has received."""
+"""Time for which a service may publish to the reply subject of a message that it has received."""
 
 SERVER_NAME = "pagewire"
 """Name of a server without a cluster."""
@@ -24,7 +24,7 @@ CLUSTER = "pagewire"
 ROUTE_PING_INTERVAL = "1s"
 """Time between two pings from server to server; two pings without an answer end the route to a frozen server."""
 ROUTE_ERROR_REPORTS = 60
-"""Failed attempts to reach another server, one a second, between two lines in the log."""
+"""Number of failed attempts to reach another server, one a second, between two lines in the log."""
 ROUTE_USER = "route"
 
 _FILE = """\
@@ -56,23 +56,23 @@ authorization {{
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What makes a server one of a cluster."""
+    """The place of a server in a cluster."""
 
     name: str
     """Name of the server, unique in the cluster."""
     port: int
     """Port that it listens on for the other servers."""
     peers: tuple[int, ...]
-    """The ports of the others."""
+    """Ports of the other servers."""
     password: str
-    """Password by which the servers know each other."""
+    """Password that the servers share."""
 
 
 def users(passwords: Mapping[str, str], tenants: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the users of the server: services and others by their passwords, and tenants by their keys."""
     rights = {**ROLES, CLIENT: permissions.of_tenant(""), OPERATOR: None}
-    found = [_user(name, password, rights[name]) for name, password in passwords.items()]
-    return found + [_user(name, key, permissions.of_tenant(name)) for name, key in tenants.items()]
+    roles = [_user(name, password, rights[name]) for name, password in passwords.items()]
+    return roles + [_user(name, key, permissions.of_tenant(name)) for name, key in tenants.items()]
 
 
 def configuration(
@@ -85,7 +85,7 @@ def configuration(
     membership: Membership | None = None,
 ) -> dict[str, Any]:
     """Returns the configuration of an embedded server; as JSON, it is in the server's own format."""
-    found = {
+    fields = {
         "host": host,
         "port": port or -1,
         "server_name": SERVER_NAME if membership is None else membership.name,
@@ -96,9 +96,9 @@ def configuration(
         "authorization": {"users": users},
     }
     if membership is not None:
-        found["cluster"] = _cluster(membership, host)
-        found["reconnect_error_reports"] = ROUTE_ERROR_REPORTS
-    return found
+        fields["cluster"] = _cluster(membership, host)
+        fields["reconnect_error_reports"] = ROUTE_ERROR_REPORTS
+    return fields
 
 
 def password_variable(user: str) -> str:

@@ -1,4 +1,4 @@
-"""The embedded brokers: one server, or several that form a cluster and keep copies of what is stored."""
+"""The embedded brokers: one server, or several that form a cluster and keep copies of their streams."""
 
 import asyncio
 import secrets
@@ -27,7 +27,7 @@ class Cluster:
         """Does not start anything yet. The first server takes the port `nats_port`, the others take the next ones.
 
         Args:
-            settings: what they say about the servers.
+            settings: the number, ports, replicas and sizes of the servers.
             api_keys: the tenants.
         """
         count = settings.nats_cluster
@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def passwords(self) -> dict[str, str]:
-        """Of each service, the password of the user of its name, at every server."""
+        """Password of each service's user, by the service's name, at every server."""
         return self.brokers[0].passwords
 
     @property
@@ -83,7 +83,7 @@ class Cluster:
                 raise failure
 
     def reload(self) -> None:
-        """Has all servers use the tenants' keys as they are now."""
+        """Has all servers read the tenants' keys again."""
         for broker in self.brokers:
             broker.reload()
 

@@ -14,7 +14,7 @@ from pagewire.shared.settings.config import Settings
 
 
 async def choose_model(settings: Settings) -> Settings:
-    """Returns the settings with the paths of model and tokenizer and the name in requests, and fetches what is missing.
+    """Returns the settings with the paths of model and tokenizer and the name in requests, and fetches missing files.
 
     If no model is named and the default model cannot be fetched, the bundled model is used instead, with a message on
     standard error.
@@ -41,8 +41,8 @@ def _choose(settings: Settings, stop: threading.Event) -> Settings:
         path = _existing(settings, stop)
     names = ",".join(model_folder.served_names(settings))
     tokenizer = str(model_folder.tokenizer_folder(settings, stop)) if settings.tokenizer else ""
-    found = {"model": str(path), "tokenizer": tokenizer, "revision": ""}
-    return msgspec.structs.replace(settings, served_model_name=names, **found)
+    paths = {"model": str(path), "tokenizer": tokenizer, "revision": ""}
+    return msgspec.structs.replace(settings, served_model_name=names, **paths)
 
 
 def _existing(settings: Settings, stop: threading.Event) -> Path:

@@ -42,18 +42,18 @@ DRAIN_ORDER = (
     {"detokenizer": "streams", "scheduler": "requests"},
     {GATEWAY: "running"},
 )
-"""What must be zero for the stack to end, in this order: the load that counts what each service holds."""
+"""Figures of load that must be zero before the stack ends, by service, in the order in which the stack waits."""
 DRAIN_INTERVAL = 0.05
-"""Seconds between two looks at such a load."""
+"""Seconds between two requests for a figure of load."""
 STATS_TIMEOUT = 1.0
-"""Seconds that a service has to tell its load."""
+"""Seconds within which a service must answer with its load."""
 END_TIMEOUT = 15.0
-"""Seconds after the drain in which a process that has a successor must have ended."""
+"""Seconds after the drain within which a process that has a successor must end."""
 SUPERVISOR = "supervisor"
 START_TIMEOUT = 300.0
-"""Seconds until all services must be ready; loading a large model takes long."""
+"""Seconds within which all services must be ready; loading a large model takes long."""
 ROOM_CHECK_INTERVAL = 0.5
-"""Seconds between two looks whether a full disk has room again."""
+"""Seconds between two checks whether a full disk has room again."""
 BROKER_RETRY_DELAY = 0.2
 """Seconds between two attempts to restart the broker."""
 
@@ -67,9 +67,9 @@ class Address:
     """The URLs of a running stack."""
 
     nats: str
-    """Of several servers separated by commas."""
+    """URL of the broker; several are separated by commas."""
     http: str
-    """Empty without a gateway."""
+    """URL of the gateway; empty without one."""
 
 
 class Stack:
@@ -81,7 +81,7 @@ class Stack:
         services: Sequence[str] = (*PIPELINE, GATEWAY),
         nats_urls: Mapping[str, str] | None = None,
     ) -> None:
-        """`nats_urls`: by process, the URL by which it reaches the broker, where that is not the broker's own.
+        """`nats_urls`: URL by which a process reaches the broker, by process, where it is not the broker's own.
 
         Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine.
         """
@@ -99,7 +99,7 @@ class Stack:
         self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
         self._listener: socket.socket | None = None
-        """Where the gateways listen, one after the other."""
+        """The socket on which the gateways listen, one after the other."""
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -145,7 +145,7 @@ class Stack:
 
     @property
     def settings(self) -> Settings:
-        """Those of the services: once the stack is ready, with the path of the model that was chosen."""
+        """Settings of the services; once the stack is ready, with the path of the chosen model."""
         return self._settings
 
     @property
@@ -170,7 +170,7 @@ class Stack:
         return self._supervisor.pid(program) if self._supervisor is not None else None
 
     async def ready(self, since: float = 0.0) -> Address:
-        """Returns the addresses once every service is ready, and has said so after `since` on the monotonic clock.
+        """Returns the addresses once every service has said, after `since` on the monotonic clock, that it is ready.
 
         Raises:
             ConfigurationError: a service cannot run with the settings.
@@ -204,7 +204,7 @@ class Stack:
         await self._running
 
     async def drain(self) -> None:
-        """Takes no new requests; returns when those that were accepted have ended, at the latest after `drain_timeout`.
+        """Takes no new requests; returns when all accepted ones have ended, at the latest after `drain_timeout`.
 
         A client that sends an accepted request again gets its frames all the same.
         """
@@ -220,7 +220,7 @@ class Stack:
             _log.warning("not_drained_in_time", seconds=self._settings.drain_timeout)
 
     async def _until_idle(self, services: Mapping[str, str]) -> None:
-        """Waits until these services hold nothing. `services` names the load that counts what each one holds."""
+        """Waits until services hold nothing. `services` has each one's figure of load that counts what it holds."""
         assert self._supervisor is not None
         for name, service in self._programs.items():
             if service not in services:
@@ -231,7 +231,7 @@ class Stack:
                 await asyncio.sleep(DRAIN_INTERVAL)
 
     async def _load(self, name: str, service: str, gauge: str) -> float:
-        """Asks a service for a load; returns 1 while a restarted one does not answer."""
+        """Returns a figure of a service's load; 1 while a restarted service does not answer."""
         assert self._supervisor is not None
         assert self._bus is not None
         subject = f"$SRV.STATS.pagewire-{service}.{self._supervisor.instances.get(name, '')}"
@@ -312,7 +312,7 @@ def replicas_of(service: str, settings: Settings) -> int:
 
 
 def check_replicas(settings: Settings) -> str:
-    """Returns a sentence about how the replicas share this machine.
+    """Returns a sentence on how the replicas share this machine.
 
     Raises:
         ConfigurationError: there are fewer cores than replicas.

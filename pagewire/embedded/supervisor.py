@@ -14,8 +14,8 @@ from pagewire.shared.process.linux_process import END_NOW, INSTANCE, PARENT, PRE
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
-LONGEST_REASON = 4096
-"""Bytes that are read of the reason that such a process gives; a pipe holds them all."""
+MAX_REASON = 4096
+"""Maximum bytes of the reason for which a process refuses its settings; a pipe holds them."""
 
 _log = structlog.get_logger()
 
@@ -35,14 +35,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When processes are restarted and killed; all times in seconds."""
+    """The delays of restarts and kills, in seconds."""
 
     first_delay: float = 0.1
     """Delay before the first restart; it doubles with each failure."""
     longest_delay: float = 2.0
     """Maximum delay before a restart."""
     healthy: float = 5.0
-    """Run time after which the next delay is the first one again: a program that cannot run ends sooner."""
+    """Run time after which the next delay is `first_delay` again: a program that cannot run ends sooner."""
     end: float = 10.0
     """Time from the signal to end at once to SIGKILL."""
     drain: float = 45.0
@@ -61,7 +61,7 @@ class _Run:
     Attributes:
         instance: its instance id.
         predecessors: the processes of the program that drained when this one was started.
-        process: None before it has started.
+        process: the operating system's process; None before it has started.
         draining: set when the process is about to end: its end is no failure.
     """
 
@@ -92,7 +92,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._latest: dict[str, _Run] = {}
         self._stopped: set[str] = set()
-        """The programs that are not started again."""
+        """Names of the programs that are not started again."""
 
     async def run(self) -> None:
         """Starts every program and restarts those that end. When cancelled, ends all of them before it returns.
@@ -180,7 +180,7 @@ class Supervisor:
             code = await self._run_process(program, run, writer)
             self._on_ended(program.name, run.instance)
             with suppress(BlockingIOError):  # nothing was written: this process holds the other end
-                return code, os.read(reader, LONGEST_REASON).decode(errors="replace")
+                return code, os.read(reader, MAX_REASON).decode(errors="replace")
             return code, ""
         finally:
             os.close(reader)

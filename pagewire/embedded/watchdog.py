@@ -12,9 +12,9 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process.peers import SILENCE, Peers
 
 PING_TIMEOUT = 1.0
-"""Seconds that a service without heartbeats has to answer a ping."""
+"""Seconds within which a service without heartbeats must answer a ping."""
 RECONNECT_TIMEOUT = 10.0
-"""Seconds that a service without heartbeats has to connect again: far more than one that is not frozen takes."""
+"""Seconds within which a service without heartbeats must connect again: one that is not frozen takes far less."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks."""
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 class Watchdog:
     """Kills a service that has sent no heartbeat for `SILENCE` seconds and does not answer a ping.
 
-    One that the broker does not know has `RECONNECT_TIMEOUT` seconds: if the broker restarts, a frozen service does not
+    A service without a connection has `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not
     connect again.
 
     Args:
@@ -97,9 +97,9 @@ class Watchdog:
         return self._peers.last(self._instances.get(name, ""))
 
     async def _is_frozen(self, name: str) -> bool:
-        """Returns whether a program answers neither by heartbeats nor to a ping.
+        """Returns whether a program neither sends heartbeats nor answers a ping.
 
-        One without a subscription to pings has ended, starts, or is disconnected; that lasts if it is frozen.
+        A program without a subscription to pings has ended, starts, or is disconnected, which lasts if it is frozen.
         """
         beat, age = self._last(name)
         if beat is None or age <= SILENCE:

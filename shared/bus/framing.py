@@ -14,7 +14,7 @@ MAX_CONTROL_LINE = 4096
 STATUS = "Status"
 """Header of messages that the broker itself sends."""
 CACHED_SUBJECTS = 4096
-"""Subjects whose validity is cached: a stream publishes every token to the same subject."""
+"""Number of subjects whose validity is cached: a stream publishes every token to the same subject."""
 NO_RESPONDERS = "503"
 """Status that the broker sends to the reply subject of a message without a subscriber."""
 
@@ -50,6 +50,9 @@ def check_pattern(pattern: str) -> None:
 
 def header_block(headers: Mapping[str, str] | None) -> bytes:
     """Returns headers in the wire format, empty for no headers. Line breaks in values become spaces.
+
+    >>> header_block({"Content-Type": "application/msgpack"})
+    b'NATS/1.0\\r\\nContent-Type: application/msgpack\\r\\n\\r\\n'
 
     Raises:
         ValueError: a name is not valid as the name of an HTTP header.

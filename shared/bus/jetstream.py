@@ -18,9 +18,9 @@ from pagewire.shared.errors import (
 
 API = "$JS.API"
 LEADER_TIMEOUT = 0.5
-"""Seconds that a leader has to say that it is there."""
+"""Seconds within which a leader must answer."""
 ELECTION_INTERVAL = 0.2
-"""Seconds between two looks for a new leader."""
+"""Seconds between two searches for a new leader."""
 NAME_IN_USE = 10058
 """Error code: there is a stream of that name with another configuration."""
 NOT_FOUND = 10059
@@ -50,7 +50,7 @@ class Error(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """The part that every reply of JetStream's API has."""
+    """The field that every reply of JetStream's API has."""
 
     error: Error | None = None
 
@@ -91,7 +91,7 @@ class LeaderSearch:
         self._searching = {stream: asyncio.Lock() for stream in self._led_at}
 
     async def find(self, stream: str, since: float) -> None:
-        """Waits until a stream has a leader. One task searches for all that wait, `since` the time of their loss."""
+        """Waits until a stream has a leader, found after the time `since`. One task searches for all that wait."""
         async with self._searching[stream]:
             while self._led_at[stream] <= since:
                 if await self._has_leader(stream):

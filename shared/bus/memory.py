@@ -3,20 +3,24 @@
 import asyncio
 import random
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+
+from typing_extensions import override
 
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
 from pagewire.shared.bus.memory_store import MemoryStore
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
-from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message, Subscription
+from pagewire.shared.bus.requests import InboxBus
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Returns what matches the subjects of a pattern: `*` is one token, a trailing `>` is one or more tokens."""
+    """Returns the expression of a pattern of subjects: `*` is one token, a trailing `>` is one or more tokens.
+
+    >>> bool(compiled("a.*.>").fullmatch("a.b.c.d")), bool(compiled("a.*").fullmatch("a.b.c"))
+    (True, False)
+    """
     parts = ["[^.]+" if part == "*" else ".+" if part == ">" else re.escape(part) for part in pattern.split(".")]
     return re.compile(r"\.".join(parts))
 
@@ -43,15 +47,15 @@ class MemoryBroker:
     def route(self, sender: "MemoryBus", message: Message) -> None:
         """Delivers to every plain subscription and to one of each queue group; without any, replies `NO_RESPONDERS`."""
         groups: dict[str, list[MemorySubscription]] = {}
-        found = self._find(message.subject)
-        for subscription in found:
+        receivers = self._find(message.subject)
+        for subscription in receivers:
             if subscription.queue:
                 groups.setdefault(subscription.queue, []).append(subscription)
             else:
                 subscription.put(message)
         for members in groups.values():
             random.choice(members).put(message)
-        if message.reply and not found:
+        if message.reply and not receivers:
             status = Message(message.reply, b"", headers={STATUS: NO_RESPONDERS})
             for subscription in self._find(message.reply):
                 if subscription.bus is sender:
@@ -67,7 +71,7 @@ class MemoryBroker:
         return self._exact.setdefault(subscription.subject, [])
 
 
-class MemorySubscription:
+class MemorySubscription(Subscription):
     """A subscription of a `MemoryBus`."""
 
     def __init__(self, bus: "MemoryBus", subject: str, handler: Handler, queue: str) -> None:
@@ -81,47 +85,46 @@ class MemorySubscription:
         """Schedules the handler's call, so that it never runs inside `publish`; the loop keeps the order."""
         asyncio.get_running_loop().call_soon(deliver, self._handler, message)
 
+    @override
     async def unsubscribe(self) -> None:
-        """See `Subscription`."""
         self.bus.forget(self)
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
 
-class MemoryBus:
+class MemoryBus(InboxBus):
     """A connection to a `MemoryBroker`. It cannot be lost, so `on_reconnect` has no effect."""
 
     def __init__(self, broker: MemoryBroker, *, inbox_prefix: str = "_SVC") -> None:
+        super().__init__(inbox_prefix)
         self._broker = broker
-        self._prefix = inbox_prefix
         self._closing = self._closed = False
         self._subscriptions: set[MemorySubscription] = set()
         self._views: list[BusView] = []
-        self._requests = Requests(self, self.new_inbox())
-        self._inbox = MemorySubscription(self, self._requests.pattern, self._requests.receive, "")
+        self._inbox = MemorySubscription(self, self.requests.pattern, self.requests.receive, "")
         broker.add(self._inbox)
 
     @property
+    @override
     def max_payload(self) -> int:
-        """See `Bus`."""
         return self._broker.max_payload
 
     @property
+    @override
     def store(self) -> MemoryStore:
-        """See `Bus`."""
         return self._broker.store
 
     @property
+    @override
     def connected(self) -> bool:
-        """See `Bus`."""
         return not self._closed
 
     @property
+    @override
     def reconnections(self) -> int:
-        """See `Bus`."""
         return 0
 
+    @override
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See `Bus`."""
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -131,22 +134,13 @@ class MemoryBus:
         self._check_open()
         self._broker.route(self, Message(subject, bytes(data), reply, dict(headers or {})))
 
+    @override
     def backlog(self) -> int:
-        """See `Bus`. There is no outbound buffer."""
+        """There is no outbound buffer."""
         return 0
 
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`."""
-        return await self._requests.request(subject, data, timeout=timeout, headers=headers)
-
-    def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
-    ) -> AsyncIterator[Message]:
-        """See `Bus`."""
-        return self._requests.request_many(subject, data, stall=stall, headers=headers)
-
+    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
-        """See `Bus`."""
         check_pattern(subject)
         self._check_open()
         subscription = MemorySubscription(self, subject, handler, queue)
@@ -154,35 +148,28 @@ class MemoryBus:
         self._broker.add(subscription)
         return subscription
 
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus`."""
-        return self._requests.inbox(handler)
-
-    def new_inbox(self) -> str:
-        """See `Bus`."""
-        return f"{self._prefix}.{secrets.token_hex(11)}"
-
+    @override
     async def view(self, inbox_prefix: str) -> BusView:
-        """See `Bus`."""
         view = BusView(self, inbox_prefix)
         self._views.append(view)
         await self.subscribe(view.requests.pattern, view.requests.receive)
         return view
 
+    @override
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """See `Bus`."""
+        """The connection is never lost, so that `callback` is never called."""
 
+    @override
     async def wait_connected(self) -> None:
-        """See `Bus`."""
         self._check_open()
 
+    @override
     async def flush(self, *, timeout: float = 2.0) -> None:
-        """See `Bus`."""
         self._check_open()
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
+    @override
     async def close(self) -> None:
-        """See `Bus`."""
         if self._closing:
             return
         self._closing = True
@@ -191,7 +178,7 @@ class MemoryBus:
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
         self._closed = True
         self._broker.remove(self._inbox)
-        for requests in (self._requests, *(view.requests for view in self._views)):
+        for requests in (self.requests, *(view.requests for view in self._views)):
             requests.fail(BusUnavailable("the bus is closed"))
 
     def forget(self, subscription: MemorySubscription) -> None:

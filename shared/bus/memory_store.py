@@ -7,12 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
+from typing_extensions import override
+
 from pagewire.shared.bus.framing import header_block
-from pagewire.shared.bus.protocol import Headers, Item, QueueLengths, StoredItem
+from pagewire.shared.bus.protocol import Headers, Item, QueueLengths, Store, StoredItem
 from pagewire.shared.errors import MessageTooLarge
 
 LIST_BATCH = 100
-"""Items in an answer of `list_work`."""
+"""Maximum number of items in an answer of `list_work`."""
 
 
 @dataclass(slots=True)
@@ -50,11 +52,11 @@ class _Queue:
         while not self._ready:
             self._nonempty.clear()
             await self._nonempty.wait()
-        taken, self._ready = self._ready[:count], self._ready[count:]
-        return taken
+        entries, self._ready = self._ready[:count], self._ready[count:]
+        return entries
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """The `Store` of a `MemoryBroker`."""
 
     def __init__(self, *, max_payload: int, ack_wait: float, done_age: float) -> None:
@@ -67,8 +69,8 @@ class MemoryStore:
         self._sequence = 0
         self._term = 0
 
+    @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """See `Store`."""
         self._check_size(data, headers)
         self._sequence += 1
         entry = _Entry(queue, self._sequence, data, dict(headers or {}), time.time())
@@ -76,38 +78,39 @@ class MemoryStore:
         self._queue(queue).add(entry)
         return entry.sequence
 
+    @override
     async def check(self) -> None:
-        """See `Store`."""
+        """Memory always has room."""
 
+    @override
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
-        """See `Store`."""
         try:
             async with asyncio.timeout(expires):
-                taken = await self._queue(queue).take(count)
+                entries = await self._queue(queue).take(count)
         except TimeoutError:
             return []
-        return [self._hand_out(entry) for entry in taken]
+        return [self._hand_out(entry) for entry in entries]
 
+    @override
     async def queue_lengths(self, prefix: str) -> QueueLengths:
-        """See `Store`."""
         queues = (entry.queue for entry in self._entries.values())
         return QueueLengths(Counter(queue for queue in queues if queue.startswith(f"{prefix}.")), self._sequence)
 
+    @override
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
-        """See `Store`."""
         await asyncio.sleep(0)
         entries = (e for e in self._entries.values() if e.sequence > after and e.queue.startswith(f"{prefix}."))
         return [StoredItem(e.sequence, e.data, e.headers) for e in islice(entries, LIST_BATCH)]
 
+    @override
     async def renew_work(self, ack: str) -> None:
-        """See `Store`."""
         entry = self._find(ack)
         if entry is not None and entry.redelivery is not None:
             entry.redelivery.cancel()
             self._start_redelivery(entry)
 
+    @override
     async def end_work(self, ack: str) -> None:
-        """See `Store`."""
         entry = self._find(ack)
         if entry is None:
             return
@@ -117,28 +120,28 @@ class MemoryStore:
         else:
             self._queue(entry.queue).remove(entry)
 
+    @override
     async def return_work(self, ack: str) -> None:
-        """See `Store`."""
         entry = self._find(ack)
         if entry is not None and entry.redelivery is not None:
             entry.redelivery.cancel()
             self._take_back(entry)
 
+    @override
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """See `Store`."""
         self._check_size(data, None)
         self._forget_done()
         self._done.pop(request_id, None)
         self._done[request_id] = (asyncio.get_running_loop().time(), data)
 
+    @override
     async def get_done(self, request_id: str) -> bytes | None:
-        """See `Store`."""
         self._forget_done()
         record = self._done.get(request_id)
         return record[1] if record is not None else None
 
+    @override
     async def next_term(self) -> int:
-        """See `Store`."""
         self._term += 1
         return self._term
 

@@ -2,19 +2,19 @@
 
 import asyncio
 import re
-import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import structlog
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
 from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
-from pagewire.shared.bus.nats_store import NatsStore
-from pagewire.shared.bus.protocol import Handler, Headers, Message
-from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.nats_store import Connection, NatsStore
+from pagewire.shared.bus.protocol import Handler, Headers, Subscription
+from pagewire.shared.bus.requests import InboxBus
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import (
     BusError,
@@ -28,9 +28,9 @@ from pagewire.shared.errors import (
 from pagewire.shared.settings.config import MAX_STORE
 
 OUTBOUND_LIMIT = 32 << 20
-"""Bytes in the outbound buffer, at most, while the server reads too slowly or there is no connection."""
+"""Maximum bytes in the outbound buffer while the server reads too slowly or there is no connection."""
 CLOSE_TIMEOUT = 2.0
-"""Seconds that `close` waits for a server that does not respond."""
+"""Seconds for which `close` waits for a server that does not respond."""
 
 _PERMISSION_ERROR = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -53,8 +53,8 @@ async def connect(
     """Connects to a server.
 
     Args:
-        url: nats://host:port or tls://host:port, or those of several servers of a cluster, separated by commas. When a
-            server is lost, the connection moves to another one.
+        url: nats://host:port or tls://host:port, several for a cluster, separated by commas. When a server is lost, the
+            connection moves to another one.
         name: name of the connection, which the server shows.
         user, password: credentials; empty: none.
         inbox_prefix: prefix of the inboxes, which the user may read.
@@ -62,12 +62,12 @@ async def connect(
         max_store: bytes that the streams of the store may take together, on each server.
         create_streams: whether to create the streams of the store, now and when the servers have lost them.
         replicas: servers that keep a copy of each stream.
-        tls: how the server's certificate is checked, and which one is shown to it; a server without TLS is refused
-            then. None: as usual if the server wants TLS.
+        tls: how the server's certificate is checked, and which certificate the server gets; a server without TLS is
+            then refused. None: the system's defaults if the server wants TLS.
 
     Raises:
-        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream, or none
-            that can keep the streams yet.
+        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream that
+            can keep the streams.
         ConfigurationError: `url` is malformed, or the server refuses the credentials, the inbox or the streams.
     """
     urls_of(url)
@@ -85,19 +85,19 @@ async def connect(
     return bus
 
 
-class NatsSubscription:
+class NatsSubscription(Subscription):
     """A subscription of a `NatsBus`."""
 
     def __init__(self, bus: "NatsBus", subscription: HandlerSubscription) -> None:
         self._bus = bus
         self._subscription = subscription
 
+    @override
     async def unsubscribe(self) -> None:
-        """See `Subscription`."""
         await self._bus.end_subscriptions([self._subscription])
 
 
-class NatsBus:
+class NatsBus(InboxBus, Connection):
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it.
 
     Attributes:
@@ -105,10 +105,9 @@ class NatsBus:
     """
 
     def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False, replicas: int = 1) -> None:
+        super().__init__(inbox_prefix)
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
-        self._prefix = inbox_prefix
-        self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams, replicas=replicas)
+        self._store = NatsStore(self, self.requests, max_store, create_streams=create_streams, replicas=replicas)
         self._views: list[BusView] = []
         self._subscriptions: set[HandlerSubscription] = set()
         self.denials = 0
@@ -125,18 +124,18 @@ class NatsBus:
         await self._client.open(url, name, user, password, connect_timeout, tls)
         self._connected.set()
         try:
-            await self._subscribe(self._requests.pattern, self._requests.receive, "")
+            await self._subscribe(self.requests.pattern, self.requests.receive, "")
         except NotPermitted as error:
             raise ConfigurationError(f"{error}: give the user whose inboxes these are, and its password") from None
 
     @property
+    @override
     def max_payload(self) -> int:
-        """See `Bus`."""
         return int(self._client.max_payload)
 
     @property
+    @override
     def store(self) -> NatsStore:
-        """See `Bus`."""
         return self._store
 
     @property
@@ -145,17 +144,17 @@ class NatsBus:
         return self._client.address
 
     @property
+    @override
     def connected(self) -> bool:
-        """See `Bus`."""
         return bool(self._client.is_connected)
 
     @property
+    @override
     def reconnections(self) -> int:
-        """See `Bus`."""
         return self._reconnections
 
+    @override
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See `Bus`."""
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -173,22 +172,13 @@ class NatsBus:
             raise BusUnavailable("the broker reads too slowly: the outbound buffer is full")
         client.send(b"".join((line.encode(), block, data, b"\r\n")))
 
+    @override
     def backlog(self) -> int:
-        """See `Bus`."""
         return self._client.backlog()
 
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
-        return await self._requests.request(subject, data, timeout=timeout, headers=headers)
-
-    def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
-    ) -> AsyncIterator[Message]:
-        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
-        return self._requests.request_many(subject, data, stall=stall, headers=headers)
-
+    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
-        """See `Bus`.
+        """Subscribes on this connection and after every reconnection.
 
         Raises:
             NotPermitted: this user may not subscribe there.
@@ -201,31 +191,24 @@ class NatsBus:
         self._subscriptions.add(subscription)
         return NatsSubscription(self, subscription)
 
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus`."""
-        return self._requests.inbox(handler)
-
-    def new_inbox(self) -> str:
-        """See `Bus`."""
-        return f"{self._prefix}.{secrets.token_hex(11)}"
-
+    @override
     async def view(self, inbox_prefix: str) -> BusView:
-        """See `Bus`."""
         view = BusView(self, inbox_prefix)
         await self._subscribe(view.requests.pattern, view.requests.receive, "")
         self._views.append(view)
         return view
 
+    @override
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """See `Bus`."""
         self._reconnect_callbacks.append(callback)
 
+    @override
     async def wait_connected(self) -> None:
-        """See `Bus`."""
         await self._connected.wait()
 
+    @override
     async def flush(self, *, timeout: float = 2.0) -> None:
-        """See `Bus`.
+        """Waits for the answer to a ping.
 
         Raises:
             ConnectionLost: there is no connection, or it was lost.
@@ -245,16 +228,17 @@ class NatsBus:
         return True
 
     @contextmanager
+    @override
     def subscribed(self, subject: str, handler: Handler) -> Iterator[None]:
-        """Delivers messages to `handler` inside the block, and those that the broker had sent when the block ends."""
+        """When the block ends, messages that the broker has sent by then are still delivered."""
         subscription = self._client.add_subscription(subject, "", handler)
         try:
             yield
         finally:
             self._client.end_subscription(subscription)
 
+    @override
     async def close(self) -> None:
-        """See `Bus`."""
         if self._closing:
             return
         self._closing = True
@@ -286,7 +270,7 @@ class NatsBus:
             raise ConnectionLost("there is no connection to the broker")
 
     def _on_denied(self, text: str) -> None:
-        """Fails what was denied. The server reports it in the order of the commands, so before the next barrier."""
+        """Fails the denied request or subscription. The server reports a denial before it answers the next barrier."""
         self.denials += 1
         log.error("permission_denied", server_message=text)
         denied = _PERMISSION_ERROR.search(text)
@@ -298,7 +282,7 @@ class NatsBus:
             self._denied.add(denied[2])
 
     def _fail_requests(self, error: BusError, subject: str = "") -> None:
-        for requests in (self._requests, *(view.requests for view in self._views)):
+        for requests in (self.requests, *(view.requests for view in self._views)):
             requests.fail(error, subject)
 
     def _on_disconnect(self, reason: str) -> None:

@@ -11,6 +11,7 @@ from nats import errors
 from nats.aio.client import Client, Server
 from nats.aio.subscription import Subscription
 from nats.protocol.command import sub_cmd, unsub_cmd
+from typing_extensions import override
 
 from pagewire.shared.bus.framing import deliver, read_headers
 from pagewire.shared.bus.nats_parser import BulkParser
@@ -20,14 +21,14 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
 CLOSE_GRACE = 0.2
-"""Seconds that an aborted connection has to close."""
+"""Seconds within which an aborted connection must close."""
 CLUSTER_PING_INTERVAL = 0.3
-"""The same where there are several servers: moving to another one costs little. A service whose server is frozen must
-be back before it has been silent for so long that it counts as gone (`process.peers.SILENCE`)."""
+"""Seconds between two pings to a server of a cluster. It is short, because a service whose server is frozen must reach
+another one before its own silence makes it count as gone (`process.peers.SILENCE`)."""
 HANDSHAKE_TIMEOUT = 2.0
-"""Seconds that a server has to take a connection."""
+"""Seconds within which a server must accept a connection."""
 CLUSTER_HANDSHAKE_TIMEOUT = 1.0
-"""The same where there are several servers; then the next one is tried."""
+"""Seconds within which a server of a cluster must accept a connection, before the next one is tried."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -63,7 +64,7 @@ class NatsClient(Client):  # type: ignore[misc]
     def __init__(
         self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """`on_denied` gets the server's message in lower case, `on_disconnect`, maybe twice, the reason of the loss."""
+        """`on_denied` gets the server's message in lower case, `on_disconnect` the reason of a loss, maybe twice."""
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
         self._on_denied = on_denied
@@ -186,20 +187,24 @@ class NatsClient(Client):  # type: ignore[misc]
         finally:
             abort.cancel()
 
+    @override
     async def _connect_to_server(self, s: object) -> None:
         self.abort()  # nats-py forgets a connection that a frozen server has taken
         await super()._connect_to_server(s)
 
+    @override
     async def _process_info(self, info: dict[str, object], initial_connection: bool = False) -> None:
         """Refuses a server without TLS before nats-py would send it the password in plain text."""
         if initial_connection and self._wants_tls and not info.get("tls_required"):
             raise TlsRefused("the server does not offer it")
         await super()._process_info(info, initial_connection)
 
+    @override
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         self.send(PING)
 
+    @override
     async def _process_pong(self) -> None:
         self._pings_outstanding = 0
         if self._pongs:
@@ -207,6 +212,7 @@ class NatsClient(Client):  # type: ignore[misc]
             if not answer.done():
                 answer.set_result(True)
 
+    @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._deliver(sid, subject, reply, data, headers or b"")
 
@@ -216,12 +222,14 @@ class NatsClient(Client):  # type: ignore[misc]
             parsed = read_headers(headers) if headers else {}
             deliver(subscription.handler, Message(subject.decode(), data, reply.decode(), parsed))
 
+    @override
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS in err_msg:
             self._on_denied(err_msg.strip("'"))
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
 
+    @override
     async def _process_op_err(self, e: Exception) -> None:
         if not (self.is_closed or self.is_reconnecting):
             await self._error_cb(e)
@@ -290,5 +298,5 @@ def address_of(url: str) -> str:
 
 def _next_server(servers: list[Server], info: dict[str, object]) -> tuple[Server, float]:
     """Returns the server with the fewest attempts, and the delay: 50 ms doubling up to 1 s, with 50 % jitter."""
-    server = min(servers, key=lambda known: known.reconnects)
+    server = min(servers, key=lambda candidate: candidate.reconnects)
     return server, min(0.05 * 2 ** min(server.reconnects, 10), 1.0) * (0.5 + random.random())

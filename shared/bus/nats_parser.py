@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
+from typing_extensions import override
 
 Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
 """Called with subscription id, subject, reply subject, payload and headers of a message; absent parts are empty."""
@@ -18,6 +19,7 @@ class BulkParser(Parser):  # type: ignore[misc]
         super().__init__(client)
         self._deliver = deliver
 
+    @override
     async def parse(self, data: bytes = b"") -> None:
         """Delivers complete messages in the order of the wire and keeps the incomplete rest.
 

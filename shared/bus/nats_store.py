@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
@@ -40,6 +41,7 @@ from pagewire.shared.bus.protocol import (
     Item,
     Message,
     QueueLengths,
+    Store,
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
@@ -65,28 +67,28 @@ from pagewire.shared.errors import (
 CONSUMER_INACTIVE_AFTER = 3600.0
 """Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
-"""Seconds that JetStream has to answer a request."""
+"""Seconds within which JetStream must answer a request."""
 PUT_TIMEOUT = 5.0
 """Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
 ELECTION_TIMEOUT = 20.0
-"""The same in a cluster: seconds within which a stream must have another leader."""
+"""Seconds within which a message is stored in a cluster: by then a stream must have another leader."""
 READ_TIMEOUT = 1.0
-"""Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
+"""Seconds within which a record is read in a cluster. Readers try again, so this need not cover an election."""
 RECONNECT_INTERVAL = 0.05
-"""Seconds between two looks for a new connection."""
+"""Seconds between two attempts to store after a lost connection."""
 LIST_BATCH = 100
-"""Items in an answer of `list_work`, at most."""
+"""Maximum number of items in an answer of `list_work`."""
 LIST_BYTES = 1 << 20
-"""Bytes of items after which such an answer ends."""
+"""Bytes of items after which an answer of `list_work` ends."""
 OWN_HEADERS = "Nats-"
-"""Prefix of the headers that JetStream adds, and of those that tell it what to do."""
+"""Prefix of the headers that JetStream adds or obeys. All other headers belong to the item."""
 SEQUENCE = "Nats-Sequence"
 """Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
 
 
-class _Stored(Reply):
+class _PutReply(Reply):
     """The acknowledgement of a stored message."""
 
     seq: int = 0
@@ -109,37 +111,37 @@ class _StreamInfo(Reply):
     state: _StreamState = msgspec.field(default_factory=_StreamState)
 
 
-class _FoundMessage(msgspec.Struct):
-    """A stored message."""
+class _RecordMessage(msgspec.Struct):
+    """A message of a stream."""
 
     data: bytes = b""
 
 
-class _Found(Reply):
+class _GetReply(Reply):
     """The reply to STREAM.MSG.GET."""
 
-    message: _FoundMessage | None = None
+    message: _RecordMessage | None = None
 
 
-_stored = msgspec.json.Decoder(_Stored)
+_put_reply = msgspec.json.Decoder(_PutReply)
 _info = msgspec.json.Decoder(_StreamInfo)
-_found = msgspec.json.Decoder(_Found)
+_get_reply = msgspec.json.Decoder(_GetReply)
 
 
 class Connection(Bus, Protocol):
-    """What the store needs of its bus beyond the `Bus` protocol; `NatsBus` has it."""
+    """A bus on which the store can subscribe for the time of one pull."""
 
     def subscribed(self, subject: str, handler: Handler) -> AbstractContextManager[None]:
         """Delivers messages to `handler` inside the block."""
 
 
-class NatsStore:
+class NatsStore(Store):
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
     def __init__(
         self, bus: Connection, requests: Requests, max_store: int, *, create_streams: bool, replicas: int = 1
     ) -> None:
-        """`max_store` is the number of bytes that all streams may take together, `replicas` that of copies of each."""
+        """`max_store` is the number of bytes of all streams together, `replicas` the number of copies of each."""
         self._create_streams = create_streams
         self._max_store = max_store
         self._replicas = replicas
@@ -176,18 +178,21 @@ class NatsStore:
         if self._create_streams:
             await self.prepare()
 
+    @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """See `Store`. The same message id in every attempt makes JetStream store the item once."""
+        """Every attempt has one message id, so that JetStream stores the item once."""
         identified = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
         return await self._put(WORK_STREAM, f"{subjects.WORK}.{queue}", data, identified)
 
+    @override
     async def check(self) -> None:
-        """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
+        """Stores an item and a record that nobody reads and that replace those of the check before."""
         await self._put(WORK_STREAM, CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
         await self._put(DONE_STREAM, CHECK_DONE, bytes(CHECK_SIZE))
 
+    @override
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
-        """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""
+        """The request waits at the server; without a connection it is sent after the reconnection."""
         items: list[Item] = []
         try:
             async with asyncio.timeout(expires + TIMEOUT):
@@ -208,8 +213,8 @@ class NatsStore:
             raise
         return items
 
+    @override
     async def queue_lengths(self, prefix: str) -> QueueLengths:
-        """See `Store`."""
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
         if info.error is not None and info.error.err_code in NOT_NOW:
@@ -219,8 +224,8 @@ class NatsStore:
         left = int(self._max_store * SHARES[WORK_STREAM]) - info.state.bytes
         return QueueLengths(lengths, info.state.last_seq, left)
 
+    @override
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
-        """See `Store`."""
         subject = f"{API}.DIRECT.GET.{WORK_STREAM}"
         request = {
             "seq": after + 1,
@@ -234,37 +239,38 @@ class NatsStore:
             async for message in answers
         ]
 
+    @override
     async def renew_work(self, ack: str) -> None:
-        """See `Store`."""
         self._bus.publish(ack, b"+WPI")
 
+    @override
     async def end_work(self, ack: str) -> None:
-        """See `Store`."""
         await self._bus.request(ack, b"+ACK", timeout=TIMEOUT)
 
+    @override
     async def return_work(self, ack: str) -> None:
-        """See `Store`."""
         self._bus.publish(ack, b"-NAK")
 
+    @override
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """See `Store`."""
         await self._put(DONE_STREAM, f"{subjects.DONE}.{request_id}", data)
 
+    @override
     async def get_done(self, request_id: str) -> bytes | None:
-        """See `Store`. In a cluster the leader is asked, since the copies of the other servers may lag behind."""
+        """In a cluster the leader is asked, since the copies of the other servers may lag behind."""
         subject = f"{subjects.DONE}.{request_id}"
         if self._replicas == 1:
             message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subject}", b"")
             return None if STATUS in message.headers else message.data
         request = msgspec.json.encode({"last_by_subj": subject})
         reply = await self._bus.request(f"{API}.STREAM.MSG.GET.{DONE_STREAM}", request, timeout=READ_TIMEOUT)
-        found = _found.decode(reply.data)
-        if found.error is not None and found.error.err_code != NO_MESSAGE:
-            raise StorageRefused(subject, found.error.description)
-        return found.message.data if found.message is not None else None
+        record = _get_reply.decode(reply.data)
+        if record.error is not None and record.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, record.error.description)
+        return record.message.data if record.message is not None else None
 
+    @override
     async def next_term(self) -> int:
-        """See `Store`."""
         return await self._put(TERM_STREAM, subjects.TERM, b"")
 
     async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:
@@ -327,10 +333,10 @@ class NatsStore:
         If the connection is lost before the answer, and in a cluster if the stream's leader is lost, it sends the
         message again.
         """
-        patience = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
+        timeout = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
         connected = False
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while True:
                     await self._bus.wait_connected()
                     connected = True
@@ -347,7 +353,7 @@ class NatsStore:
         except TimeoutError:
             if connected and self._replicas > 1:
                 raise StorageRefused(subject, f"{stream} has no leader") from None
-            raise ConnectionLost(f"there was no connection to store {subject} within {patience:g} s") from None
+            raise ConnectionLost(f"there was no connection to store {subject} within {timeout:g} s") from None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
         try:
@@ -357,16 +363,16 @@ class NatsStore:
                 raise
             await self._wait_for_broker()
             message = await self._request(subject, data, headers)
-        stored = _stored.decode(message.data)
+        stored = _put_reply.decode(message.data)
         if stored.error is not None:
             kind = NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
             raise kind(stored.error.description)
         return stored.seq
 
     async def _wait_for_broker(self) -> None:
-        """Waits for a broker that answers nothing at all, as one that is frozen; that says nothing about its store.
+        """Waits for a broker that is silent because it is frozen, which says nothing about its store.
 
-        Raises ConnectionLost if it stays silent. A JetStream that cannot write is silent in a broker that answers.
+        Raises ConnectionLost if it stays silent. If the broker answers, only its JetStream was silent: it cannot write.
         """
         try:
             await self._bus.flush(timeout=TIMEOUT)
@@ -384,7 +390,7 @@ class NatsStore:
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
 
     async def _restore(self, subject: str) -> None:
-        """Creates the streams again; raises StorageRefused if that is impossible, which may be so for a while only."""
+        """Creates the streams again; raises StorageRefused if that is impossible now."""
         if not self._create_streams:
             raise StorageRefused(subject, "JetStream does not answer, or the streams are not there yet")
         try:

@@ -12,7 +12,7 @@ Headers = Mapping[str, str]
 ACK_WAIT = 2.0
 """Seconds after which an item is delivered again unless it was renewed."""
 DONE_AGE = 120.0
-"""Seconds for which the record of an ended request is kept."""
+"""Seconds for which the record of an ended request is kept: repeated requests and redelivered items come earlier."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -68,9 +68,9 @@ class QueueLengths:
     items: Mapping[str, int]
     """By queue; empty queues are left out."""
     last: int
-    """The number that `put_work` returned for the last item that is counted, in these queues or in others."""
+    """Number of the last item that is counted, in these queues or in others, as `put_work` returned it."""
     left: int = 0
-    """Bytes that all queues together still take."""
+    """Bytes of room that all queues together still have."""
 
 
 class Store(Protocol):

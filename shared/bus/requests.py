@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
+
+from typing_extensions import override
 
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
 from pagewire.shared.bus.protocol import Bus, Handler, Headers, Message
@@ -89,7 +92,7 @@ class Exchange:
 
 
 class _Inbox:
-    """See `Bus.inbox`."""
+    """A reply subject that is open inside its `with` block: what `Bus.inbox` returns."""
 
     __slots__ = ("_handler", "_requests", "_token")
 
@@ -132,11 +135,11 @@ class Requests:
                 exchange.fail(error)
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """See `Bus.inbox`."""
+        """Returns an inbox: what `Bus.inbox` does for the whole connection."""
         return _Inbox(self, handler)
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
-        """See `Bus.request`."""
+        """Returns the first reply to a request, as `Bus.request` does."""
         with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
             self._bus.publish(subject, data, reply=reply, headers=headers)
             return await exchange.next(timeout)
@@ -144,7 +147,7 @@ class Requests:
     async def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None
     ) -> AsyncIterator[Message]:
-        """See `Bus.request_many`."""
+        """Yields the replies to a request, as `Bus.request_many` does."""
         with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
             self._bus.publish(subject, data, reply=reply, headers=headers)
             while (message := await exchange.next(stall)).data:
@@ -154,3 +157,33 @@ class Requests:
         """Raises `ConnectionLost` when there is no connection."""
         if not self._bus.connected:
             raise ConnectionLost("there is no connection to the broker")
+
+
+class InboxBus(Bus):
+    """The inboxes and requests of a bus, which every bus has alike.
+
+    Attributes:
+        requests: the inboxes and open requests.
+    """
+
+    def __init__(self, inbox_prefix: str) -> None:
+        self._prefix = inbox_prefix
+        self.requests = Requests(self, self.new_inbox())
+
+    @override
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        return await self.requests.request(subject, data, timeout=timeout, headers=headers)
+
+    @override
+    def request_many(
+        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
+    ) -> AsyncIterator[Message]:
+        return self.requests.request_many(subject, data, stall=stall, headers=headers)
+
+    @override
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
+        return self.requests.inbox(handler)
+
+    @override
+    def new_inbox(self) -> str:
+        return f"{self._prefix}.{secrets.token_hex(11)}"

@@ -9,15 +9,15 @@ WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
 CHECK_WORK = f"{subjects.WORK}.check"
-"""Subject of a check. No queue has this name, since the names of queues have three tokens."""
+"""Subject of the item that a check of the store writes. No queue has it: names of queues have three tokens."""
 CHECK_DONE = f"{subjects.DONE}.$check"
-"""Subject of a check. No request has this id, since ids have no `$`."""
+"""Subject of the record that a check of the store writes. No request has it: ids have no `$`."""
 CHECK_SIZE = 4096
-"""Bytes of a check: a block of most disks, so that it does not fit into the rest of the last one."""
+"""Bytes that a check writes: a block of most disks, so that a full disk cannot hide in a half-empty block."""
 WORK_LIMIT = 100_000
-"""Items in all queues; beyond that storing fails, so that the disk does not fill up."""
+"""Maximum number of items in all queues. Further ones are refused, so that the disk does not fill up."""
 DUPLICATE_WINDOW = 30.0
-"""Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
+"""Seconds for which JetStream drops a message that it has stored already: nobody sends it again for longer."""
 NANOSECONDS = 1_000_000_000
 
 STREAMS: dict[str, dict[str, Any]] = {

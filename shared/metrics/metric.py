@@ -1,6 +1,6 @@
-"""What a metric is: its declaration, and the values that a service has counted for it.
+"""Metrics: their declarations, and the values that a service counts.
 
-A service counts in plain numbers where it works, without a lock, and hands them over when somebody collects them.
+A service counts in plain numbers, without a lock, and hands them over when the gateway collects them.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ _PROMETHEUS_UNITS = {"s": "seconds", "By": "bytes", "1": "ratio"}
 
 
 class Kind(StrEnum):
-    """What happens to the value of a metric."""
+    """How the value of a metric changes."""
 
     COUNTER = "counter"
     """It only grows; a new process begins at 0."""
@@ -29,7 +29,7 @@ class Metric:
     """The declaration of a metric. All are in `pagewire.shared.metrics.table`."""
 
     name: str
-    """OpenTelemetry's, with dots."""
+    """Name in OpenTelemetry, with dots."""
     kind: Kind
     unit: str
     """UCUM code as in OpenTelemetry: s, By, 1 for a share, {name} for things that are counted; empty: a yes or no."""
@@ -47,7 +47,7 @@ class Metric:
         return f"{name}_{unit}" if unit else name
 
     def sample(self, value: "float | Histogram", *labels: str) -> "Sample":
-        """Returns a value with those of the labels, in their order."""
+        """Returns a value with the values of the labels, in the order of their declaration."""
         if len(labels) != len(self.labels):
             raise ValueError(f"{self.name} has the labels {self.labels}, not {labels}")
         if isinstance(value, Histogram):
@@ -65,10 +65,10 @@ class Sample(msgspec.Struct, array_like=True, frozen=True):
 
     name: str
     value: float
-    """Of a histogram: the sum of what was observed."""
+    """The value; of a histogram, the sum of its observations."""
     labels: tuple[str, ...] = ()
     counts: list[int] = []
-    """Of a histogram: observations per bucket, the last one without a bound."""
+    """Observations per bucket of a histogram, the last one without a bound; else empty."""
 
 
 class Histogram:
@@ -87,6 +87,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts `value`, as often as `times` says."""
+        """Counts `value` `times` times."""
         self.counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times

@@ -12,12 +12,12 @@ _INTERVALS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
     *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
 )
-"""Seconds between two tokens, and of a step."""
+"""Bounds in seconds, for the time between two tokens and for a step."""
 _LATENCIES = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0),
 )
-"""Seconds of a part of a request."""
+"""Bounds in seconds, for parts of a request."""
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 _LEASE = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -35,8 +35,8 @@ def _metric(
     labels: tuple[str, ...] = (),
     buckets: tuple[float, ...] = (),
 ) -> Metric:
-    of = (services,) if isinstance(services, str) else services
-    metric = METRICS[name] = Metric(name, kind, unit, text, of, labels, buckets)
+    reporters = (services,) if isinstance(services, str) else services
+    metric = METRICS[name] = Metric(name, kind, unit, text, reporters, labels, buckets)
     return metric
 
 

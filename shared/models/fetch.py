@@ -22,7 +22,7 @@ from pagewire.shared.models.named_models import NamedModel
 POLL_INTERVAL = 0.2
 """Seconds between polls of the progress of a download, or of the lock of another process."""
 SILENCE = 15
-"""Timeout of pip for an index that does not answer, in seconds."""
+"""Seconds after which pip gives up an index that does not answer."""
 _PIECE = 1 << 20
 
 

@@ -21,17 +21,17 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = "*.safetensors"
-_WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
+_DOWNLOADED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
 def folder_of(settings: Settings, stop: threading.Event | None = None) -> Path:
-    """Returns the folder or GGUF file of the model; see `resolve`."""
+    """Returns the folder or GGUF file of the model, as `resolve` finds it."""
     return resolve(settings.model, settings.revision, weights=settings.load_format != "dummy", stop=stop)
 
 
 def tokenizer_folder(settings: Settings, stop: threading.Event | None = None) -> Path:
-    """Returns the folder or GGUF file of the tokenizer, which is the model's unless it is set; see `resolve`."""
+    """Returns the folder or GGUF file of the tokenizer, which is the model's unless it is set."""
     return resolve(settings.tokenizer, weights=False, stop=stop) if settings.tokenizer else folder_of(settings, stop)
 
 
@@ -41,7 +41,7 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
     A model that is not in the cache is downloaded.
 
     Args:
-        model: see above. A folder of that name takes precedence.
+        model: name of the model. A folder of that name takes precedence over a short name or a hub id.
         revision: branch, tag or commit of a hub id; "": the newest.
         weights: whether a download includes the weights.
         stop: stops the download of a named model when it is set.
@@ -73,8 +73,8 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
 
 def served_names(settings: Settings) -> list[str]:
     """Returns the model's names in requests, of which the first is its own and the others are aliases."""
-    given = [name.strip() for name in settings.served_model_name.split(",")]
-    return list(dict.fromkeys(filter(None, given))) or [_own_name(settings)]
+    names = [name.strip() for name in settings.served_model_name.split(",")]
+    return list(dict.fromkeys(filter(None, names))) or [_own_name(settings)]
 
 
 def served_name(settings: Settings) -> str:
@@ -92,7 +92,7 @@ def _own_name(settings: Settings) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns the model's config.json, or the same for a GGUF file; of a model that also takes images, the decoder's.
+    """Returns the model's config.json, or that of a GGUF file; if the model also takes images, its decoder's.
 
     Raises:
         ConfigurationError: the file is missing or malformed.
@@ -155,8 +155,8 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
 def _own_context(config: dict[str, Any]) -> int | None:
     """Returns the model's context length; None if config.json has none.
 
-    YaRN in `rope_scaling` can be added to a config.json without raising max_position_embeddings, as Qwen2.5's model
-    card says: the context is then the one trained on, times the factor.
+    Qwen2.5's model card adds YaRN in `rope_scaling` without raising max_position_embeddings: the context is then the
+    trained one times the factor.
     """
     own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -210,8 +210,8 @@ def _download(model: str, revision: str, *, weights: bool) -> Path:
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base class of its connection errors
 
     try:
-        wanted = [pattern for pattern in _WANTED if weights or pattern != _WEIGHTS]
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=wanted))
+        patterns = [pattern for pattern in _DOWNLOADED if weights or pattern != _WEIGHTS]
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
     except (OSError, ValueError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""A tokenizer with what its files say of special tokens and chat templates."""
+"""A tokenizer with the special tokens and chat templates of its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The names of special tokens that models have in common."""
+"""Names of the special tokens that transformers gives every model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class ModelTokenizer:
     """The tokenizer of one model."""
 
     backend: Tokenizer
-    """Without truncation and padding, so that several threads can use it at once."""
+    """The tokenizer itself, without truncation and padding, so that several threads can use it at once."""
     templates: dict[str, str]
     """Sources of chat templates by name; empty: the model has none."""
     special: dict[str, str]
-    """Special tokens by name: those of `NAMED`, then names of the model's own."""
+    """Special tokens by name: first the names in `NAMED`, then the model's own names."""
 
     @classmethod
     def of(
@@ -33,17 +33,17 @@ class ModelTokenizer:
         """Returns a tokenizer that reads each special token as one token.
 
         Args:
-            backend: changed: special tokens that it does not know as such are added, as `transformers` does it.
-            template: one chat template, several in a list or by name, or something else if there is none.
+            backend: tokenizer, to which missing special tokens are added, as `transformers` does it.
+            template: a chat template, several in a list or by name; anything else: none.
             named: special tokens by name.
             others: further special tokens.
 
         Raises:
             KeyError, TypeError: `template` is a list of something else.
         """
-        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        existing = {token.content for token in backend.get_added_tokens_decoder().values()}
         special = {token.content: token for token in (*named.values(), *others)}
-        backend.add_tokens([token for content, token in special.items() if content not in known])
+        backend.add_tokens([token for content, token in special.items() if content not in existing])
         backend.no_truncation()
         backend.no_padding()
         return cls(backend, _by_name(template), {name: token.content for name, token in named.items()})

@@ -61,7 +61,7 @@ NAMED_MODELS = {
 """The models by short name."""
 
 DEFAULT = NAMED_MODELS["smollm2-135m-instruct"]
-"""The model to serve if none is named, unless it cannot be fetched."""
+"""The model that is served by default, unless it cannot be fetched."""
 
 
 def models_folder() -> Path:
@@ -77,7 +77,7 @@ def remove(name: str) -> Path:
     """
     model = NAMED_MODELS.get(name)
     if model is None or not model.path.exists():
-        here = ", ".join(known.name for known in NAMED_MODELS.values() if known.is_fetched) or "none"
+        here = ", ".join(each.name for each in NAMED_MODELS.values() if each.is_fetched) or "none"
         raise ConfigurationError(f"there is no fetched model {name}; fetched models: {here}")
     try:
         shutil.rmtree(model.path.parent)

@@ -1,31 +1,31 @@
-"""The decoder of a model that also takes images or sound, of which only text is asked."""
+"""The configuration of the text decoder in a model that also takes images or sound."""
 
 import json
 from typing import Any
 
 TEXT = "text_config"
-"""The key of the decoder's configuration."""
+"""Key of the decoder's configuration."""
 PLAIN = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-"""Kinds of decoders, and the plain kinds that do the same with text, where the three positions of a token are one."""
+"""Plain kind by the kind of a decoder that computes the same from text, where a token's three positions are equal."""
 BIDIRECTIONAL = frozenset({"colpali", "paligemma", "shieldgemma2"})
-"""Kinds whose prompts attend to all of themselves, or which generate no text."""
+"""Kinds of models that read prompts in both directions, or generate no text."""
 INHERITED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
-"""Fields that publishers also write beside the decoder's configuration."""
+"""Fields that publishers also write outside the decoder's configuration."""
 
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the config.json of the decoder alone, with all defaults; a config.json of a plain decoder as it is.
 
-    What `transformers` has no decoder for is returned as it is too, and is refused by its name later.
+    A model without a decoder in `transformers` keeps its config.json, too, and is refused by its name later.
     """
     if not isinstance(config.get(TEXT), dict) or str(config.get("model_type")) in BIDIRECTIONAL:
         return config
-    # Takes a second to import, and only these models need it: publishers leave out what are the defaults of a family.
+    # The import takes a second, and only these models need the defaults of their family, which publishers leave out.
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

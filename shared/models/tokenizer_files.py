@@ -51,7 +51,7 @@ def _from_folder(path: Path) -> ModelTokenizer:
 
 
 def _template(path: Path, config: dict[str, Any]) -> object:
-    """Returns the chat templates: those in files of their own, or those in tokenizer_config.json."""
+    """Returns the chat templates in files of their own, or else those in tokenizer_config.json."""
     files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
     if (path / "chat_template.jinja").is_file():
         files["default"] = path / "chat_template.jinja"
@@ -60,7 +60,7 @@ def _template(path: Path, config: dict[str, Any]) -> object:
 
 
 def _token(value: str | dict[str, Any], *, special: bool) -> AddedToken:
-    """Returns a token, which a file gives as a text or with its properties; it is special if either side says so."""
+    """Returns a token that a file gives as a text or with its properties; `special` makes it special in either case."""
     properties = {"content": value} if isinstance(value, str) else {k: v for k, v in value.items() if k != "__type"}
     return AddedToken(**properties | ({"special": True} if special else {}))
 
@@ -69,7 +69,7 @@ def _read(file: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file."""
     if not file.is_file():
         return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(fields, dict):
         raise TypeError(f"{file.name} holds no object")
-    return found
+    return fields

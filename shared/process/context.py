@@ -12,7 +12,7 @@ from pagewire.shared.settings.config import Settings
 
 
 class Drain(Enum):
-    """What follows the drain of a service."""
+    """The event that follows the drain of a service."""
 
     ALONE = auto()
     """Unknown: the process was told to end, and no supervisor watches it."""
@@ -24,7 +24,7 @@ class Drain(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a service instance is created with. Logs and traces are global: see `pagewire.shared.telemetry.tracing`."""
+    """The settings, bus and callbacks with which a service instance is created. Logs and traces are global."""
 
     settings: Settings
     bus: Bus
@@ -46,7 +46,7 @@ class Service(Protocol):
         """Returns the values of its metrics, as counted so far."""
 
     async def drain(self) -> None:
-        """Finishes or hands over what the service has; returns when the service may end.
+        """Finishes or hands over the service's work; returns when the service may end.
 
         Called at most once, while `run` serves or still starts. Cancelled after the setting `drain_timeout`.
         """

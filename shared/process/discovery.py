@@ -44,7 +44,7 @@ class Responder:
         self._heartbeat = heartbeat
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._askers = tuple(f"{subjects.service_inbox(service)}." for service in (name, "supervisor"))
-        """Prefixes of the inboxes of services that ask: the probe of its container, and the supervisor."""
+        """Prefixes of the inboxes that get answers beside clients: the probe of the container, and the supervisor."""
         self._endpoints = [
             {"name": endpoint, "subject": subject, "queue_group": name}
             for endpoint, subject in _ENDPOINTS.get(name, {}).items()
@@ -102,7 +102,7 @@ class Responder:
 
 
 class Stats(msgspec.Struct):
-    """The part of an instance's reply to `$SRV.STATS` that is used."""
+    """The fields that Pagewire reads of an instance's reply to `$SRV.STATS`."""
 
     name: str
     id: str
@@ -111,7 +111,10 @@ class Stats(msgspec.Struct):
 
 
 def load_of(stats: bytes, name: str, *, draining: bool) -> float:
-    """Returns a load from a reply to `$SRV.STATS`; with `draining` 1, as long as the service does not drain."""
+    """Returns the figure `name` of the load in a reply to `$SRV.STATS`.
+
+    With `draining`, the figure is 1 until the service drains.
+    """
     metadata = msgspec.json.decode(stats, type=Stats).metadata
     if draining and metadata.get("draining") != "true":
         return 1.0
@@ -119,12 +122,12 @@ def load_of(stats: bytes, name: str, *, draining: bool) -> float:
 
 
 async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """Returns the replies of all instances, or of those of one service, ordered by name and id."""
+    """Returns the replies of all instances, or of the instances of one service, ordered by name and id."""
     subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
-    found: list[Stats] = []
+    replies: list[Stats] = []
     try:
         async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
-            found.append(msgspec.json.decode(reply.data, type=Stats))  # noqa: PERF401 - keeps replies before a timeout
+            replies.append(msgspec.json.decode(reply.data, type=Stats))  # noqa: PERF401 - keeps replies before a timeout
     except (NoResponders, RequestTimeout):
         pass  # no instance is running, or all have replied
-    return sorted(found, key=lambda stats: (stats.name, stats.id))
+    return sorted(replies, key=lambda stats: (stats.name, stats.id))

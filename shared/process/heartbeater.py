@@ -15,8 +15,8 @@ from pagewire.shared.process.context import Service
 
 INTERVAL = 0.5
 """Seconds between two heartbeats."""
-TOGETHER = 0.01
-"""Seconds after a request for a heartbeat: one heartbeat answers all that come meanwhile."""
+ANSWER_DELAY = 0.01
+"""Seconds from a request for a heartbeat to its answer: one heartbeat answers all requests that come meanwhile."""
 LOST_AFTER = 60.0
 """Seconds without a broker after which the service gives up."""
 
@@ -31,11 +31,11 @@ class Heartbeater:
         self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
         self._service: Service | None = None
         self._draining = False
-        self._asked: asyncio.TimerHandle | None = None
-        """Sends the heartbeat that somebody has asked for."""
+        self._answer_timer: asyncio.TimerHandle | None = None
+        """Timer that answers requests for a heartbeat; None without one."""
 
     def drain(self) -> None:
-        """Says from now on, and at once, that the service drains."""
+        """Has the heartbeats say that the service drains, and sends one at once."""
         self._draining = True
         self.announce()
 
@@ -61,13 +61,13 @@ class Heartbeater:
         """
         self._service = service
         self._bus.on_reconnect(self.announce)  # others may have missed heartbeats
-        asked = await self._bus.subscribe(subjects.ANNOUNCE, self._on_asked)
+        requests = await self._bus.subscribe(subjects.ANNOUNCE, self._on_request)
         try:
             await self._repeat()
         finally:
-            await asked.unsubscribe()
-            if self._asked is not None:
-                self._asked.cancel()
+            await requests.unsubscribe()
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
 
     async def _repeat(self) -> None:
         connected_at = time.monotonic()
@@ -80,10 +80,10 @@ class Heartbeater:
                 raise BusUnavailable(f"there was no broker for {LOST_AFTER:.0f} s: check that it runs at --nats-url")
             await asyncio.sleep(INTERVAL)
 
-    def _on_asked(self, _: Message) -> None:
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().call_later(TOGETHER, self._answer)
+    def _on_request(self, _: Message) -> None:
+        if self._answer_timer is None:
+            self._answer_timer = asyncio.get_running_loop().call_later(ANSWER_DELAY, self._answer)
 
     def _answer(self) -> None:
-        self._asked = None
+        self._answer_timer = None
         self.announce()

@@ -27,8 +27,8 @@ END_NOW = signal.SIGUSR1
 STOP = signal.SIGUSR2
 """Signal by which a supervisor drains a service that it will not start again."""
 
-LARGE = 1 << 20
-"""Bytes from which on an allocation is returned to the system as soon as it is freed."""
+LARGE_ALLOCATION = 1 << 20
+"""Smallest allocation, in bytes, that returns to the system as soon as it is freed."""
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -53,18 +53,18 @@ def die_with(parent: int) -> None:
 def return_freed_memory() -> None:
     """Has the C library return freed memory to the system; no effect outside glibc.
 
-    By default it keeps what it once needed for large allocations, such as requests of several megabytes, and for each
-    thread. The executor had better not call this: it allocates large tensors again and again.
+    By default it keeps the memory of large allocations, such as requests of several megabytes, and some per thread. The
+    executor does not call this, because it allocates large tensors again and again.
     """
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, LARGE)  # also ends the adjustment of this threshold, which grows with use
-        mallopt(_M_TRIM_THRESHOLD, 8 * LARGE)
+        mallopt(_M_MMAP_THRESHOLD, LARGE_ALLOCATION)  # also ends the adjustment of this threshold, which grows with use
+        mallopt(_M_TRIM_THRESHOLD, 8 * LARGE_ALLOCATION)
         mallopt(_M_ARENA_MAX, 2)
 
 
 def refuse_settings(reason: str) -> None:
-    """Tells the supervisor why this process refuses its settings; without a supervisor, says it on standard error."""
+    """Tells the supervisor why this process refuses its settings; without one, prints it."""
     if REFUSAL in os.environ:
         os.write(int(os.environ[REFUSAL]), reason.encode())
     else:

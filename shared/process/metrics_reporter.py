@@ -1,4 +1,4 @@
-"""Reports the metrics of one service instance to whoever asks: the gateway over the bus, and the OTLP push."""
+"""Reports the metrics of one service instance to the gateway, over the bus, and to the OTLP push."""
 
 import resource
 import time

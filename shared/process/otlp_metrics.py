@@ -1,7 +1,7 @@
 """Sends the metrics of this process to an OpenTelemetry collector.
 
 The SDK's instruments lock at every observation and cannot take over finished histograms. So only the SDK's data types
-and its exporter are used: a report becomes what the exporter would have got from the SDK.
+and its exporter are used: reports are translated into these types.
 """
 
 import asyncio
@@ -33,11 +33,12 @@ from pagewire.shared.metrics import metric as ours
 from pagewire.shared.metrics.table import METRICS
 
 INTERVAL_MS = "60000"
+"""Milliseconds between two exports, unless OTEL_METRIC_EXPORT_INTERVAL says otherwise: the SDK's default."""
 _NANOSECONDS = 1_000_000_000
 
 
 async def push(report: Callable[[], MetricsReport], exporter: MetricExporter | None = None) -> None:
-    """Sends reports until cancelled. The SDK logs what cannot be sent."""
+    """Sends reports until cancelled. The SDK logs failures."""
     exporter = exporter or OTLPMetricExporter()
     interval = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", INTERVAL_MS)) / 1000
     try:
@@ -52,10 +53,10 @@ def metrics_data(report: MetricsReport) -> MetricsData:
     """Returns a report as the SDK's exporters take it."""
     resource = Resource.create({"service.name": f"pagewire-{report.service}", "service.instance.id": report.instance})
     span = int(report.started * _NANOSECONDS), time.time_ns()
-    found = sorted((sample for sample in report.samples if sample.name in METRICS), key=lambda sample: sample.name)
+    by_name = sorted((sample for sample in report.samples if sample.name in METRICS), key=lambda sample: sample.name)
     metrics = [
         _metric(METRICS[name], samples, report.model, span)
-        for name, samples in groupby(found, lambda sample: sample.name)
+        for name, samples in groupby(by_name, lambda sample: sample.name)
     ]
     scope = ScopeMetrics(InstrumentationScope("pagewire"), metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])

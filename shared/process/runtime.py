@@ -36,10 +36,10 @@ from pagewire.shared.settings.config import Settings, nats_urls, store_replicas
 from pagewire.shared.telemetry import logs, tracing
 
 CLOSE_WITHIN = 8.0
-"""Seconds that a service has to end once it is cancelled."""
+"""Seconds within which a service must end once it is cancelled."""
 
 GC_THRESHOLD = 50_000
-"""New objects between two garbage collections. A busy service holds tens of thousands, few of them in cycles."""
+"""Number of new objects between two garbage collections. A busy service holds tens of thousands, few in cycles."""
 
 _log = structlog.get_logger()
 
@@ -68,7 +68,7 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
 
 
 class Shutdown:
-    """What signals have told the process to do.
+    """The end of a process, as signals order it.
 
     Attributes:
         draining: set at the first SIGTERM or SIGINT, or at `STOP`.
@@ -92,13 +92,13 @@ class Shutdown:
         loop.add_signal_handler(END_NOW, self.closing.set)
 
     def follows(self) -> Drain:
-        """See `Context`."""
+        """Returns what follows the drain: the `follows` of a `Context`."""
         if self._stopping:
             return Drain.STOP
         return Drain.SUCCESSOR if self._supervised else Drain.ALONE
 
     def close(self) -> None:
-        """Says that the drain has ended."""
+        """Records that the drain has ended."""
         self.drained = True
         self.closing.set()
 
@@ -142,8 +142,8 @@ def _exit_code(serving: "asyncio.Task[None]") -> int:
     if isinstance(error, ConfigurationError):
         raise error
     if error is not None:
-        known = isinstance(error, BusUnavailable)  # nobody needs to know where in the code it was noticed
-        _log.error("service_failed", reason=str(error), exc_info=None if known else error)
+        is_expected = isinstance(error, BusUnavailable)  # a traceback would say nothing
+        _log.error("service_failed", reason=str(error), exc_info=None if is_expected else error)
         return 1
     return 0
 

@@ -16,11 +16,11 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
 
 RESERVED = frozenset({CLIENT, OPERATOR, *ROLES})
-"""NATS users that are no tenants."""
+"""Names of NATS users that are no tenants."""
 MIN_KEY = 16
-"""Characters that a key must have: shorter ones can be guessed."""
+"""Minimum characters of a key: shorter ones can be guessed."""
 WATCH_INTERVAL = 1.0
-"""Seconds between two looks at the file. A change counts once the file has stayed the same for one interval, so that a
+"""Seconds between two checks of the file. A change counts once the file has stayed the same for one interval, so that a
 file that is still being written is not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What changes with the contents of a file."""
+    """The properties of a file that change with its contents."""
 
     modified: int
     inode: int
@@ -72,27 +72,27 @@ class ApiKeys:
     def find(self, token: str | bytes) -> str | None:
         """Returns the name of the tenant whose key is `token`, None if there is none.
 
-        The time that this takes depends only on the number of keys.
+        The time depends only on the number of keys.
         """
-        given = sha256(token.encode() if isinstance(token, str) else token).digest()
-        found = None
+        hashed = sha256(token.encode() if isinstance(token, str) else token).digest()
+        tenant = None
         for name, digest in self._digests:
-            if hmac.compare_digest(digest, given):
-                found = name
-        return found
+            if hmac.compare_digest(digest, hashed):
+                tenant = name
+        return tenant
 
     async def watch(self, on_change: Callable[[], None] = lambda: None) -> NoReturn:
-        """Reads the file again whenever it changes, until cancelled; then calls `on_change` if the keys are others.
+        """Reads the file again whenever it changes, until cancelled; calls `on_change` when the keys differ.
 
         A file that cannot be read or is invalid is logged as an error, and the keys stay as they were.
         """
-        read = seen = self._version
+        read = current = self._version
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
-            last, seen = seen, _version(self.path)
-            if seen == read or seen != last:
+            previous, current = current, _version(self.path)
+            if current == read or current != previous:
                 continue
-            read = seen
+            read = current
             try:
                 keys = _read(self.path)
             except ConfigurationError as error:
@@ -110,7 +110,7 @@ class ApiKeys:
 
 
 def _version(path: Path) -> _Version | None:
-    """Returns None for a file that is not there."""
+    """Returns the version of a file, None if there is no file."""
     try:
         stat = os.stat(path)
     except OSError:

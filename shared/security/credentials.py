@@ -1,4 +1,4 @@
-"""With which user, password and certificates a service or a command connects to the NATS server."""
+"""The user, password and certificates with which a service or a command connects to the NATS server."""
 
 import ssl
 from pathlib import Path
@@ -32,7 +32,7 @@ def of_client(tenant: str, api_key: str) -> tuple[str, str]:
 
 
 def tls(settings: Settings) -> ssl.SSLContext | None:
-    """Returns how to check and to prove identities over TLS; None if no setting is about TLS.
+    """Returns the TLS context of the settings; None if no setting is about TLS.
 
     Raises:
         ConfigurationError: a file cannot be used.

@@ -1,7 +1,7 @@
-"""Who may publish and subscribe where: the users of the NATS server, with no rights beyond what each one needs.
+"""The users of the NATS server and the subjects that each one may publish and subscribe: those it needs, and no others.
 
-The configuration of the embedded broker and `deploy/nats.conf` are made from this table. What a service comes to need
-is added here; until then the server refuses it, and the bus logs `permission_denied`.
+The configuration of the embedded broker and `deploy/nats.conf` are made from this table. A service that uses another
+subject needs it here; until then the server refuses it, and the bus logs `permission_denied`.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ CLIENT = "client"
 OPERATOR = "operator"
 """The user of whoever operates the broker, with all rights."""
 STORING = frozenset({"scheduler", "detokenizer"})
-"""The services that create the streams of the store. Whoever may do that can have the server send it what is stored."""
+"""The services that create the streams of the store. The right to create streams includes the right to read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Permissions:
 
 
 def of_tenant(name: str) -> Permissions:
-    """Returns the rights of a tenant of `--api-key-file`; those of other clients if the name is empty."""
+    """Returns the rights of a tenant of `--api-key-file`; with an empty name, the rights of other clients."""
     requests = (subjects.for_tenant(subject, name) for subject in _REQUESTS)
     return Permissions(publish=(*requests, "$SRV.>"), subscribe=(f"{subjects.client_inbox(name)}.>",))
 
@@ -42,9 +42,9 @@ _REQUESTS = (
     f"{subjects.CANCEL}.>",
     f"{subjects.RESUME}.>",
 )
-"""What clients ask."""
+"""The requests of clients, without the tenant."""
 _VERBS = ("PING", "INFO", "STATS")
-"""What discovery asks. They are listed, because nats-server takes `$SRV.>` for a part of `$SRV.*`."""
+"""The requests of discovery. They are listed, because nats-server takes `$SRV.>` for a part of `$SRV.*`."""
 _CLIENTS = (f"{subjects.CLIENT_INBOX}.>", f"{subjects.TENANT_INBOX}.>")
 """The inboxes of all clients."""
 _STREAMS = tuple(
@@ -53,7 +53,7 @@ _STREAMS = tuple(
     for verb in ("CREATE", "UPDATE", "INFO")
 )
 _GET_DONE = (f"{API}.DIRECT.GET.{DONE_STREAM}.>", f"{API}.STREAM.MSG.GET.{DONE_STREAM}")
-"""How a record is read: from the only server, and in a cluster from the leader."""
+"""Subjects that read a record: from the only server, and in a cluster from the leader."""
 _ACKS = (f"$JS.ACK.{WORK_STREAM}.>", f"$JS.ACK.*.*.{WORK_STREAM}.>")
 """The acknowledgements of work items, in both forms that servers use."""
 
@@ -67,7 +67,7 @@ def _everyone(*requests: str) -> tuple[str, ...]:
 
 
 def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False) -> Permissions:
-    """Returns the rights of a service with those that all have: heartbeats, discovery, figures, inboxes of its own."""
+    """Returns the rights of a service and those of all services: heartbeats, discovery, metrics, inboxes of its own."""
     return Permissions(
         publish=(
             f"{subjects.HEARTBEAT}.{name}.*",
@@ -169,4 +169,4 @@ ROLES: dict[str, Permissions] = {
         subscribe=(f"{subjects.HEARTBEAT}.*.*", _inbox("supervisor")),
     ),
 }
-"""The user of each service, and that of the supervisor."""
+"""The rights of each service's user, and of the supervisor's."""

@@ -15,9 +15,9 @@ from pagewire.shared.errors import ConfigurationError
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 DEFAULT_NATS_PORT = 4222
 MAX_STORE = 1 << 30
-"""Bytes of JetStream's storage, unless a setting says otherwise."""
+"""Default bytes of JetStream's storage."""
 STEP_TOKENS = 512
-"""Tokens per step, at first, without `max_num_batched_tokens`."""
+"""Initial number of tokens per step without `max_num_batched_tokens`."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda; int8 (with a scale per token
     and KV head): only on a CPU, with its compiled kernels."""
     attention_backend: Literal["triton", "flashinfer", "TRITON_ATTN", "FLASHINFER"] = "triton"
-    """What computes attention on cuda: triton, with kernels of this project, or flashinfer, where it is installed;
+    """Backend of attention on cuda: triton, with kernels of this project, or flashinfer, where it is installed;
     TRITON_ATTN and FLASHINFER are vLLM's names of the two."""
     batch_invariant: bool = False
     """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
@@ -87,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
-    """What `logprobs` reports: log-probabilities or logits, of the model's own distribution (raw), or after penalties,
+    """Meaning of `logprobs`: log-probabilities or logits, of the model's own distribution (raw), or after penalties,
     biases, temperature and filters (processed).
     """
     max_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=1024)] = 20
@@ -187,20 +187,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
-"""Of a configuration file; any other is TOML."""
+"""Suffixes of configuration files in YAML; any other file is TOML."""
 SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "nats-max-store"})
-"""Settings that may be given with a unit, such as 4GiB."""
+"""Names of the settings whose values may have a unit, such as 4GiB."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
 
 
 def seconds(duration: str) -> float:
-    """Returns the seconds of a `Duration`."""
+    """Returns the seconds of a `Duration`.
+
+    >>> seconds("500ms"), seconds("2m")
+    (0.5, 120.0)
+    """
     number = duration.rstrip("hms")
     return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[duration.removeprefix(number)]
 
 
 def names(text: str) -> list[str]:
     """Returns the items of a setting that has several, separated by commas or as a list in JSON.
+
+    >>> names("a, b"), names('["a", "b"]')
+    (['a', 'b'], ['a', 'b'])
 
     Raises:
         ConfigurationError: the list is malformed.
@@ -214,7 +221,11 @@ def names(text: str) -> list[str]:
 
 
 def variable(name: str) -> str:
-    """Returns the name of a setting's environment variable."""
+    """Returns the name of a setting's environment variable.
+
+    >>> variable("max-num-seqs")
+    'PAGEWIRE_MAX_NUM_SEQS'
+    """
     return ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
 
 
@@ -239,21 +250,24 @@ def _read_file(path: Path) -> dict[str, Any]:
         text = path.read_text()
         if path.suffix not in YAML_SUFFIXES:
             return tomllib.loads(text)
-        found = yaml.safe_load(text) or {}
+        fields = yaml.safe_load(text) or {}
     except OSError as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = "YAML" if path.suffix in YAML_SUFFIXES else "TOML"
         raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise ConfigurationError(f"{path} has no settings: write one per line, as `max-num-seqs: 8`")
     # vLLM's files also have names with underscores, and lists where several values are meant.
-    values = {str(name).replace("_", "-"): value for name, value in found.items()}
+    values = {str(name).replace("_", "-"): value for name, value in fields.items()}
     return {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _number(name: str, text: str) -> object:
-    """Returns the number that a text with a unit means, as vLLM reads it: 1k is 1000, 1K and 1KiB are 1024.
+    """Returns the number that a text with a unit means, as vLLM reads it.
+
+    >>> _number("max-model-len", "4k"), _number("max-model-len", "4K"), _number("kv-cache-memory", "1GiB")
+    (4000, 4096, 1073741824)
 
     Raises:
         ConfigurationError: the setting is a size, and the text is none.
@@ -262,10 +276,10 @@ def _number(name: str, text: str) -> object:
         return None
     if name not in SIZES or text.removeprefix("-").isdecimal() or text.lower() == "null":
         return text
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    size = _SIZE.fullmatch(text)
+    if size is None:
         raise ConfigurationError(f"{name} must be a whole number, alone or with a unit as in 4GiB, not {text!r}")
-    number, unit, suffix = found.groups()
+    number, unit, suffix = size.groups()
     binary = suffix == "iB" or (not suffix and unit.isupper())
     return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit.lower())))
 

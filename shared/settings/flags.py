@@ -10,20 +10,21 @@ from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import FieldInfo
+from typing_extensions import override
 
 from pagewire.shared.settings import config, vllm_flags
 from pagewire.shared.settings.config import FIELDS, Settings
 from pagewire.shared.settings.vllm_flags import IGNORED, instead
 
 ALIASES = {"num-scheduler-steps": "lease-window", **vllm_flags.ALIASES}
-"""Other names of settings, as flags."""
+"""Settings by their other flags."""
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors say what replaces a flag of vLLM's."""
 
+    @override
     def error(self, message: str) -> NoReturn:
-        """Ends the command with exit code 2."""
         unknown = re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", message) if "unrecognized" in message else ()
         hints = [f"--{name}: {instead(name)}" for name in unknown]
         super().error("; ".join([message, *hints]))
@@ -54,18 +55,18 @@ def read_settings(namespace: argparse.Namespace) -> Settings:
     Raises:
         ConfigurationError: a setting is invalid.
     """
-    given: dict[str, Any] = vars(namespace)
-    flags = {name: given[field.name] for name, field in FIELDS.items() if field.name in given}
+    arguments: dict[str, Any] = vars(namespace)
+    flags = {name: arguments[field.name] for name, field in FIELDS.items() if field.name in arguments}
     if isinstance(names := flags.get("served-model-name"), list):
         # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
-        if len(names) > 1 and "model" in given.get("positional", ()) and "model" not in flags:
+        if len(names) > 1 and "model" in arguments.get("positional", ()) and "model" not in flags:
             flags["model"] = names.pop()
         flags["served-model-name"] = ",".join(names)
-    return config.load(flags, config=given.get("config"))
+    return config.load(flags, config=arguments.get("config"))
 
 
 def default_text(field: FieldInfo) -> str:
-    """Returns a setting's default as the end of its description; empty if the description says it itself."""
+    """Returns a setting's default as the end of its description; empty if the description states it."""
     if field.default in (None, "", msgspec.NODEFAULT) or isinstance(field.default, bool):
         return " (default: on)" if field.default is True else ""
     return f" (default: {field.default})"

@@ -1,4 +1,4 @@
-"""vLLM's command-line flags: which mean a setting of Pagewire, which mean nothing here, and what replaces the others.
+"""vLLM's command-line flags: aliases of settings, flags without effect, and the advice for all others.
 
 Flags that are not named here have vLLM's name and meaning, or are Pagewire's own.
 """
@@ -11,7 +11,7 @@ ALIASES = {
     "num-gpu-blocks-override": "num-kv-blocks",
     "shutdown-timeout": "drain-timeout",
 }
-"""vLLM's names of settings that have another name here."""
+"""Settings by vLLM's name, where the names differ."""
 
 IGNORED = {
     "async-scheduling": "the executor never waits for the scheduler",
@@ -24,7 +24,7 @@ IGNORED = {
     "enable-server-load-tracking": "/load always counts",
     "use-tqdm-on-load": "loading shows a bar on a terminal",
 }
-"""Flags without a value that are accepted, since Pagewire does so anyway, and why."""
+"""Flags without a value that are accepted without effect, by name, and why."""
 
 _MEDIA = "text is the only input: choose a text model"
 _PARALLEL = "one device runs a model: use --data-parallel-size for several replicas"
@@ -89,12 +89,17 @@ REPLACEMENTS = [
     ),
     (r"sse-keep-alive-interval", "streams need no keep-alive: clients wait up to 600 s"),
 ]
-"""Patterns of other flags, and what to do instead."""
+"""Patterns of flags that are refused, and the advice for them; the first match counts."""
 NO_COUNTERPART = "it has no counterpart here: leave it out"
+"""Advice for a flag without a pattern."""
 
 
 def instead(flag: str) -> str:
-    """Returns what to do instead of giving a flag of vLLM, named without dashes, that is not supported."""
+    """Returns the advice for a flag of vLLM that is not supported. `flag` has no dashes in front.
+
+    >>> instead("hf-token")
+    'set the variable HF_TOKEN'
+    """
     for pattern, text in REPLACEMENTS:
         if re.fullmatch(pattern, flag):
             return text

@@ -6,6 +6,7 @@ import sys
 import msgspec
 import structlog
 from structlog.typing import Processor
+from typing_extensions import override
 
 from pagewire.shared.settings.config import Settings
 
@@ -48,10 +49,10 @@ def configure(settings: Settings, **bound: str) -> None:
 
 
 class _Libraries(logging.Handler):
-    """Writes what libraries log as lines like our own."""
+    """Writes the log records of libraries as lines like our own."""
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         structlog.get_logger().log(
             record.levelno, "library", logger=record.name, message=record.getMessage().strip(), exc_info=record.exc_info
         )
@@ -66,7 +67,7 @@ def toggle_debug(settings: Settings) -> None:
 
 
 def _set_level(level: int) -> None:
-    """Drops what is below the level, at no cost, from now on."""
+    """Drops lines below the level, at no cost, from now on."""
     _Logger.__bases__ = (structlog.make_filtering_bound_logger(level),)
 
 

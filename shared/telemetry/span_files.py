@@ -7,6 +7,7 @@ import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
+from typing_extensions import override
 
 from pagewire.shared.errors import ConfigurationError
 
@@ -29,7 +30,7 @@ class Span(msgspec.Struct, omit_defaults=True):
 
 
 MAX_WAITING = 16384
-"""Spans that wait for an exporter, at most; one more replaces the oldest."""
+"""Maximum number of spans that wait for an exporter; one more replaces the oldest."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 _decoder = msgspec.json.Decoder(Span)
@@ -48,6 +49,7 @@ class SpanFile(SpanExporter):
         except OSError as error:
             raise ConfigurationError(f"trace-dir {folder} cannot be written to: {error.strerror}") from error
 
+    @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Writes a batch of spans; called on the exporter's own thread."""
         with self._path.open("ab") as file:
@@ -70,7 +72,7 @@ class SpanFile(SpanExporter):
 
 
 class CountedSpans(BatchSpanProcessor):
-    """Hands spans to an exporter in batches, and counts those that get lost."""
+    """Hands spans to an exporter in batches, and counts the lost ones."""
 
     def __init__(self, exporter: SpanExporter, schedule_delay_millis: float | None = None) -> None:
         self._ended = 0
@@ -78,8 +80,8 @@ class CountedSpans(BatchSpanProcessor):
         self._counting = _CountingExporter(exporter)
         super().__init__(self._counting, max_queue_size=MAX_WAITING, schedule_delay_millis=schedule_delay_millis)
 
+    @override
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span."""
         if span.context.trace_flags.sampled:
             self._ended += 1
             if self._ended - self._counting.taken - self._overflowed > MAX_WAITING:
@@ -95,8 +97,8 @@ class _CountingExporter(SpanExporter):
     """Passes spans on.
 
     Attributes:
-        taken: spans that the exporter was given.
-        refused: those of them that have not reached its destination.
+        taken: number of spans that the exporter has taken.
+        refused: number of taken spans that have not reached the destination.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -104,6 +106,7 @@ class _CountingExporter(SpanExporter):
         self.taken = 0
         self.refused = 0
 
+    @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
         result = self._exporter.export(spans)
@@ -111,6 +114,7 @@ class _CountingExporter(SpanExporter):
             self.refused += len(spans)
         return result
 
+    @override
     def shutdown(self) -> None:
         self._exporter.shutdown()
 

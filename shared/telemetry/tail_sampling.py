@@ -1,7 +1,7 @@
-"""Keeps the traces of slow and failed requests that the sampler has left out (tail sampling).
+"""Keeps the traces of slow and failed requests that the sampler has dropped (tail sampling).
 
 Every process records the spans of all requests and holds the latest in memory. The first process in which a span ends
-with an error, or is longer than the limit, has all processes export what they hold of that trace, and what follows.
+with an error, or is longer than the limit, has all processes export the spans of that trace, held and future ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +11,12 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import Attributes
+from typing_extensions import override
 
 MAX_HELD = 16384
-"""Spans that a process holds; beyond them the oldest trace is given up."""
+"""Maximum number of spans that a process holds; beyond it the oldest trace is dropped."""
 MAX_KEPT = 4096
-"""Traces whose later spans are still exported."""
+"""Maximum number of kept traces whose later spans are still exported."""
 
 
 class RecordAll(Sampler):
@@ -24,6 +25,7 @@ class RecordAll(Sampler):
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
+    @override
     def should_sample(
         self,
         parent_context: Context | None,
@@ -34,14 +36,13 @@ class RecordAll(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Returns the decision of the other sampler, or to record only."""
         result = self._sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
         if result.decision is not Decision.DROP:
             return result
         return SamplingResult(Decision.RECORD_ONLY, attributes, result.trace_state)
 
+    @override
     def get_description(self) -> str:
-        """Returns the name of the other sampler."""
         return self._sampler.get_description()
 
 
@@ -49,7 +50,7 @@ class TailBuffer(SpanProcessor):
     """Holds the spans of traces that are not sampled.
 
     Args:
-        destinations: what takes the spans of a kept trace.
+        destinations: processors that get the spans of a kept trace.
         limit: seconds; a trace with a longer span is kept.
 
     Attributes:
@@ -64,8 +65,8 @@ class TailBuffer(SpanProcessor):
         self._count = 0
         self._kept: dict[int, None] = {}
 
+    @override
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span that has ended."""
         if span.context.trace_flags.sampled:
             return
         trace = span.context.trace_id
@@ -81,7 +82,7 @@ class TailBuffer(SpanProcessor):
             self.announce(trace)
 
     def keep(self, trace: int) -> None:
-        """Exports the spans of a trace, and those that are still to come."""
+        """Exports the held spans of a trace, and future ones as they end."""
         self._kept[trace] = None
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -97,7 +98,7 @@ class TailBuffer(SpanProcessor):
 
 
 def _duration(span: ReadableSpan) -> int:
-    """Returns nanoseconds."""
+    """Returns the duration of a span in nanoseconds."""
     return (span.end_time or 0) - (span.start_time or 0)
 
 

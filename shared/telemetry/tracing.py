@@ -2,7 +2,7 @@
 
 Spans go to a collector when one of the standard variables OTEL_EXPORTER_OTLP_ENDPOINT,
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to files when the setting `trace_dir` is.
-Which requests are traced, OTEL_TRACES_SAMPLER says; with the setting `trace_slow`, slow and failed ones are as well.
+OTEL_TRACES_SAMPLER decides which requests are traced; with the setting `trace_slow`, slow and failed ones are, too.
 """
 
 import atexit
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # slow to import
     from pagewire.shared.telemetry.tail_sampling import TailBuffer
 
 PROVIDER = "pagewire"
-"""What `gen_ai.provider.name` says."""
+"""Value of the attribute `gen_ai.provider.name`."""
 
 _NANOSECONDS = 1_000_000_000
 _propagator = TraceContextTextMapPropagator()
@@ -34,7 +34,7 @@ _tracer: Tracer = trace.NoOpTracer()
 _on = False
 _dropped: list[Callable[[], int]] = []
 _tails: "list[TailBuffer]" = []
-"""What holds the spans of requests that are not sampled; empty without the setting `trace_slow`."""
+"""The buffer of spans of requests that are not sampled; empty without the setting `trace_slow`."""
 
 
 def configure(service: str, instance: str, settings: Settings) -> None:
@@ -76,7 +76,7 @@ def configure(service: str, instance: str, settings: Settings) -> None:
 
 
 async def listen(bus: Bus) -> None:
-    """Takes part, from now on, in what the processes decide together about slow and failed requests."""
+    """Exchanges with other processes, from now on, which slow and failed requests are kept."""
     if not _tails:
         return
     (tail,) = _tails
@@ -166,7 +166,7 @@ def begin(name: str, headers: Mapping[str, str], kind: SpanKind = SpanKind.INTER
 
 
 def fail(span: trace.Span, error: PagewireError) -> None:
-    """Notes why a request has no answer. It is an error of the server unless the client has to change its request."""
+    """Records in a span why a request has no answer. The span is an error unless the client must change its request."""
     kind = error.kind if isinstance(error, RequestError) else "internal"
     span.set_attribute("error.type", kind)
     if not isinstance(error, RequestError) or error.code >= 500 or error.retryable:

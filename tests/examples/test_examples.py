@@ -1,33 +1,67 @@
-"""vLLM's offline examples run with the imports changed."""
+"""The scripts in `examples/` run as a user would run them."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-SHOWN = {
-    "basic": "Prompt:    'The capital of France is'",
-    "chat": "Generated text: ",
-    "logprobs": "cumulative: -",
-    "beam_search": "The capital of France is",
-    "prefix_caching": "Generated answers are the same: True",
+from tests.pagewire.serving import Served, serving
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "tests" / "data" / "chat_templates" / "Qwen-Qwen2.5-7B-Instruct.jinja"
+"""A chat template that shows tools, which the one of the bundled model does not."""
+BESIDE_A_STACK = {
+    "chat_http": "",
+    "nats_request": "",
+    "stream": "cancelled after 16 tokens",
+    "structured_output": ", ",
+    "tool_calls": "temperature(",
+    "two_replicas": " has sampled ",
+    "tokenize_text": "the text is the same: True",
 }
+"""Part of the output, by script: these scripts need a running stack."""
+ALONE = {
+    "offline_batch": "'The house by the sea' goes on: ",
+    "logprobs": "beam -",
+    "survive_kill": "the texts are equal: True",
+}
+"""Part of the output, by script: these scripts start a stack of their own."""
 
 
-@pytest.mark.full
-@pytest.mark.alone
-@pytest.mark.parametrize("name", SHOWN)
-def test_an_example_runs(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, FOLDER / f"{name}.py", "bundled"],
-        env=os.environ,
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Served]:
+    """A stack with two replicas of the bundled model."""
+    flags = ("--data-parallel-size", "2", "--enable-auto-tool-choice", "--chat-template", str(TEMPLATE))
+    with serving("--model", "bundled", *flags) as served:
+        yield served
+
+
+@pytest.mark.parametrize("name", BESIDE_A_STACK)
+def test_a_script_beside_a_stack_prints_its_result(name: str, stack: Served) -> None:
+    output = _run(name, PAGEWIRE_NATS_URL=stack.nats, OPENAI_BASE_URL=f"{stack.http}/v1")
+    assert output.strip()
+    assert BESIDE_A_STACK[name] in output
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_script_with_a_stack_of_its_own_prints_its_result(name: str) -> None:
+    assert ALONE[name] in _run(name, "bundled")
+
+
+def test_every_script_is_run() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == BESIDE_A_STACK.keys() | ALONE.keys()
+
+
+def _run(name: str, *arguments: str, **environ: str) -> str:
+    script = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert SHOWN[name] in done.stdout
+    assert script.returncode == 0, script.stderr
+    return script.stdout

@@ -49,7 +49,7 @@ def client(stack: Served) -> Iterator[Client]:
 
 @pytest.fixture
 def expected(client: Client) -> str:
-    """What the model goes on with behind the conversation as its template lays it out."""
+    """The model's continuation of the conversation, as its template renders it."""
     return client.generate(LAID_OUT, **GREEDY).choices[0].text
 
 
@@ -63,7 +63,7 @@ def test_the_prompt_is_what_transformers_makes_of_it(chat: Any, client: Client) 
     assert answer.choices[0].message.content == client.generate(str(text), **GREEDY).choices[0].text
 
 
-def test_an_answer(chat: Any, expected: str) -> None:
+def test_an_answer_has_openais_shape(chat: Any, expected: str) -> None:
     answer = chat.create(model="bundled", messages=HELLO, **GREEDY)
     assert answer.id.startswith("chatcmpl-")
     (choice,) = answer.choices
@@ -71,7 +71,7 @@ def test_an_answer(chat: Any, expected: str) -> None:
     assert answer.usage.completion_tokens == 12
 
 
-def test_a_stream_with_usage(chat: Any, expected: str) -> None:
+def test_a_stream_ends_with_its_usage(chat: Any, expected: str) -> None:
     chunks = list(
         chat.create(model="bundled", messages=HELLO, stream=True, stream_options={"include_usage": True}, **GREEDY)
     )
@@ -82,7 +82,7 @@ def test_a_stream_with_usage(chat: Any, expected: str) -> None:
     assert chunks[-1].usage.completion_tokens == 12
 
 
-def test_content_in_parts_and_a_developer(chat: Any) -> None:
+def test_content_in_parts_and_the_role_developer_are_taken(chat: Any) -> None:
     parts = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a story."}]
     several = chat.create(
         model="bundled",
@@ -98,7 +98,7 @@ def test_content_in_parts_and_a_developer(chat: Any) -> None:
     assert several.usage.prompt_tokens == joined.usage.prompt_tokens
 
 
-def test_everything_that_a_client_may_send(chat: Any) -> None:
+def test_every_field_of_a_chat_is_taken(chat: Any) -> None:
     answer = chat.create(
         model="bundled",
         messages=HELLO,
@@ -126,10 +126,12 @@ def test_everything_that_a_client_may_send(chat: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_format(chat: Any, stream: bool) -> None:
+def test_an_answer_follows_its_response_format(chat: Any, stream: bool) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
-    asked = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
-    answer = chat.create(model="bundled", messages=HELLO, response_format=asked, max_tokens=60, seed=1, stream=stream)
+    response_format = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
+    answer = chat.create(
+        model="bundled", messages=HELLO, response_format=response_format, max_tokens=60, seed=1, stream=stream
+    )
     if stream:
         text = "".join(event.choices[0].delta.content or "" for event in answer)
     else:
@@ -141,8 +143,8 @@ def test_a_response_format(chat: Any, stream: bool) -> None:
 def test_the_final_message_is_continued(chat: Any, client: Client) -> None:
     turns = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
     answer = chat.create(model="bundled", messages=turns, extra_body={"continue_final_message": True}, **GREEDY)
-    wanted = client.generate(f"User: {ASKED}\nAssistant: Once upon a", **GREEDY).choices[0].text
-    assert answer.choices[0].message.content == wanted
+    expected = client.generate(f"User: {ASKED}\nAssistant: Once upon a", **GREEDY).choices[0].text
+    assert answer.choices[0].message.content == expected
 
 
 def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
@@ -174,20 +176,20 @@ def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_a_400_that_names_it(chat: Any, fields: dict[str, Any], named: str, stream: bool) -> None:
+def test_an_invalid_field_is_a_400_that_names_it(chat: Any, fields: dict[str, Any], named: str, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError, match=named) as caught:
         chat.create(model="bundled", stream=stream, **fields)
     assert caught.value.type == "invalid_request_error"
 
 
-def test_our_own_client(client: Client, expected: str) -> None:
+def test_the_synchronous_client_chats(client: Client, expected: str) -> None:
     assert client.chat(HELLO, **GREEDY).choices[0].text == expected
     assert client.chat(HELLO, SamplingParams(**GREEDY)).choices[0].text == expected
     assert "".join(delta.text for delta in client.stream_chat(HELLO, **GREEDY)) == expected
 
 
 @pytest.mark.anyio
-async def test_our_own_client_on_a_loop(stack: Served, expected: str) -> None:
+async def test_the_asynchronous_client_chats(stack: Served, expected: str) -> None:
     async with AsyncClient(stack.nats) as client:
         assert (await client.chat(HELLO, **GREEDY)).choices[0].text == expected
         assert "".join([delta.text async for delta in client.stream_chat(HELLO, **GREEDY)]) == expected
@@ -198,7 +200,7 @@ async def test_our_own_client_on_a_loop(stack: Served, expected: str) -> None:
             await client.chat([{"role": "wizard", "content": "x"}])
 
 
-def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expected: str) -> None:
+def test_offline_chats_use_the_models_template_and_defaults(tmp_path: Path, expected: str) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     for file in BUNDLED.iterdir():
@@ -215,8 +217,8 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
     with LLM(str(folder), chat_template=str(template), tool_call_parser="hermes") as llm:
         (one,) = llm.chat(HELLO)
         assert (one.outputs[0].text, one.usage.completion_tokens) == (expected, 12)
-        (given,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
-        assert given.usage.completion_tokens == 3
+        (output,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
+        assert output.usage.completion_tokens == 3
         two = llm.chat([HELLO, [{"role": "user", "content": "Good night."}]], SamplingParams(**GREEDY))
         assert [len(result.outputs[0].token_ids) for result in two] == [12, 12]
         assert two[0].outputs[0].text == expected

@@ -41,7 +41,9 @@ def test_every_setting_has_a_flag_with_help() -> None:
     assert all(lines.values())
 
 
-def test_flags_beat_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_beat_the_environment_and_the_environment_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "pagewire.toml"
     config.write_text("max-num-seqs = 1\nblock-size = 8\nlease-window = 2\n")
     monkeypatch.setenv(variable("max-num-seqs"), "3")
@@ -56,7 +58,7 @@ def test_the_model_is_an_argument_and_a_flag() -> None:
     assert settings_of("--model", "folder").model == "folder"
 
 
-def test_several_names_with_the_model_before_or_behind_them() -> None:
+def test_several_names_leave_the_model_its_argument() -> None:
     for arguments in (["folder", "--served-model-name", "a", "b"], ["--served-model-name", "a", "b", "folder"]):
         settings = settings_of(*arguments)
         assert (settings.model, served_names(settings)) == ("folder", ["a", "b"])
@@ -77,7 +79,7 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
     ("text", "reason"),
     [("4GiBs", "kv-cache-memory must be a whole number"), ("1.5", "as in 4GiB"), ("", "as in 4GiB"), ("-4", ">= 1")],
 )
-def test_what_is_no_size_is_refused_by_name(text: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size_is_refused_by_name(text: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", f"--kv-cache-memory={text}"]) == 2
     error = capsys.readouterr().err
     assert "kv-cache-memory" in error
@@ -116,13 +118,13 @@ def test_a_client_without_arguments_uses_the_environment(monkeypatch: pytest.Mon
         asyncio.run(connect())
 
 
-def test_the_old_name_of_the_lease() -> None:
+def test_vllms_old_name_sets_the_lease_window() -> None:
     assert settings_of("--num-scheduler-steps", "4").lease_window == 4
     assert not settings_of("--no-prefix-cache").prefix_cache
 
 
 @pytest.mark.parametrize("flag", UNBUILT)
-def test_what_is_not_built_is_refused_by_name(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_capability_is_refused_by_name(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", *flag]) == 2
     assert flag[0] in capsys.readouterr().err
 
@@ -168,7 +170,7 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert len(error.splitlines()) == 1
 
 
-def test_a_folder_that_is_none_ends_serve_with_a_clear_line() -> None:
+def test_a_missing_folder_ends_serve_with_one_line() -> None:
     done = run("serve", "/nowhere/at/all", "--port", "0", "--nats-port", "0", "--log-level", "error")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -176,7 +178,7 @@ def test_a_folder_that_is_none_ends_serve_with_a_clear_line() -> None:
     assert done.stdout == ""
 
 
-def test_a_model_that_is_not_known_ends_serve_with_a_clear_line(tmp_path: Path) -> None:
+def test_an_unknown_model_ends_serve_with_one_line(tmp_path: Path) -> None:
     for file in BUNDLED.glob("tokenizer*"):
         shutil.copy(file, tmp_path)
     config = {"architectures": ["UnheardOfForCausalLM"], "max_position_embeddings": 64, "vocab_size": 3072}
@@ -195,7 +197,7 @@ def test_a_model_that_is_not_known_ends_serve_with_a_clear_line(tmp_path: Path) 
         ("--num-kv-blocks", "16000000", "num-kv-blocks gives 16000000 KV blocks"),
     ],
 )
-def test_what_a_service_refuses_ends_serve_with_its_reason(flag: str, value: str, reason: str) -> None:
+def test_a_setting_that_a_service_refuses_ends_serve_with_the_reason(flag: str, value: str, reason: str) -> None:
     done = run("serve", "bundled", "--port", "0", "--nats-port", "0", "--log-level", "error", flag, value)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -208,7 +210,7 @@ def test_offline_generation_names_the_reason_of_a_service() -> None:
         LLM("bundled", trace_dir="/proc/nowhere")
 
 
-def test_a_port_that_is_taken_is_refused_when_it_is_asked_for() -> None:
+def test_a_configured_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         done = run("serve", "bundled", "--port", "0", "--nats-port", str(port), "--log-level", "error")
@@ -218,23 +220,23 @@ def test_a_port_that_is_taken_is_refused_when_it_is_asked_for() -> None:
 
 def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]) == 1
-    said = capsys.readouterr().out
-    assert f"FAILED model: {tmp_path} has no config.json" in said
-    assert "FAILED connection:" in said
+    output = capsys.readouterr().out
+    assert f"FAILED model: {tmp_path} has no config.json" in output
+    assert "FAILED connection:" in output
     assert cli.main(["doctor", "--max-num-seqs", "none"]) == 1
     assert "FAILED settings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "FLASHINFER"])
-def test_doctor_looks_for_flashinfer_where_it_is_to_attend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_flashinfer_only_if_it_is_configured(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert "FlashInfer" not in dict(doctor.checks(Settings(device="cuda")))
-    found = dict(doctor.checks(config.load({"device": "cuda", "attention-backend": backend}, {})))
+    checks = dict(doctor.checks(config.load({"device": "cuda", "attention-backend": backend}, {})))
     with pytest.raises(ConfigurationError, match="pip install flashinfer-python"):
-        found["FlashInfer"]()
+        checks["FlashInfer"]()
 
 
-def test_version_and_help() -> None:
+def test_the_version_and_the_help_are_printed() -> None:
     assert run("--version").stdout.startswith("pagewire ")
     helped = run("--help").stdout
     assert all(name in helped for name in parser.COMMANDS)

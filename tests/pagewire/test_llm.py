@@ -12,7 +12,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.process.discovery import ask
 
 
-def test_it_waits_where_others_are_refused() -> None:
+def test_offline_requests_wait_where_others_are_refused() -> None:
     async def refused(url: str) -> list[str]:
         bus = await nats.connect(url, name="test", inbox_prefix="_INBOX")
         try:
@@ -26,7 +26,7 @@ def test_it_waits_where_others_are_refused() -> None:
         assert asyncio.run(refused(llm._address.nats)) == ["0"]
 
 
-def test_it_takes_the_arguments_of_vllm() -> None:
+def test_the_class_takes_the_arguments_of_vllm() -> None:
     with LLM("bundled", enforce_eager=True, enable_prefix_caching=False, max_model_len=256) as llm:
         tokenizer = llm.get_tokenizer()
         greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -54,7 +54,7 @@ def test_it_takes_the_arguments_of_vllm() -> None:
 
 
 @pytest.mark.anyio
-async def test_results_grow() -> None:
+async def test_the_results_of_a_stream_grow() -> None:
     async with AsyncLLM("bundled", device="sim:zero") as llm:
         params = SamplingParams(max_tokens=20, ignore_eos=True, n=2, logprobs=0)
         grown = [output async for output in llm.generate("Once", params, "mine")]

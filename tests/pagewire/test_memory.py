@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("quantization", WEIGHTS)
-def test_weights_and_keys_and_values_are_there_once(model: Path, quantization: str) -> None:
+def test_weights_and_kv_cache_are_in_memory_once(model: Path, quantization: str) -> None:
     flags = ["--dtype", "bfloat16"] if quantization == "none" else ["--quantization", quantization]
     flags += ["--num-kv-blocks", str(BLOCKS), "--block-size", str(BLOCK_SIZE)]
     with serving("--model", str(model), *flags) as served, Client(served.nats) as client:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.anyio]
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789"
 
 
-async def test_tenants_are_let_in_and_out_while_it_runs(tmp_path: Path) -> None:
+async def test_tenants_are_added_and_removed_at_run_time(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{ALICE}\nbob:{BOB}\n")
     with serving("--model", "bundled", "--api-key-file", str(keys)) as stack:

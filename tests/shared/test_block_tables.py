@@ -5,7 +5,7 @@ import pytest
 from pagewire.shared.block_tables import blocks_of, entries_of_window
 
 
-def test_a_window_holds_what_it_sees_and_what_the_steps_ahead_fill() -> None:
+def test_a_window_holds_its_positions_and_those_of_the_next_steps() -> None:
     assert entries_of_window(512, 48, 16) == (512 + 48) // 16 + 3
 
 
@@ -18,5 +18,5 @@ def test_a_window_holds_what_it_sees_and_what_the_steps_ahead_fill() -> None:
         ((0, 8192), (), 2 * 250),  # a window that is longer than the sequence holds all of it
     ],
 )
-def test_blocks_of_4000_positions(windows: tuple[int, ...], held: tuple[int, ...], blocks: int) -> None:
+def test_blocks_count_each_group_of_layers(windows: tuple[int, ...], held: tuple[int, ...], blocks: int) -> None:
     assert blocks_of(250, windows, 48, 16, held) == blocks

@@ -21,8 +21,8 @@ def allowed(compiler: GrammarCompiler, grammar: str) -> set[int]:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    found: Tokenizer = load_tokenizer(checkpoint("llama")).backend
-    return found
+    tokenizer: Tokenizer = load_tokenizer(checkpoint("llama")).backend
+    return tokenizer
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_every_matcher_is_at_the_beginning(compiler: GrammarCompiler) -> None:
     assert allowed(compiler, 'start: "x"') == {x}
 
 
-def test_what_cannot_be_compiled_is_refused_each_time(compiler: GrammarCompiler) -> None:
+def test_an_invalid_grammar_is_refused_each_time(compiler: GrammarCompiler) -> None:
     for _ in range(2):
         with pytest.raises(GrammarError, match="unclosed group"):
             compiler.compile("start: /(/")
 
 
-def test_a_grammar_that_many_ask_for_at_once_is_compiled_once(
+def test_a_grammar_is_compiled_once_for_many_threads(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_go_on, compiled = threading.Event(), threading.Event(), compiler._compile
@@ -64,9 +64,7 @@ def test_a_grammar_that_many_ask_for_at_once_is_compiled_once(
         assert len({id(matcher.result()) for matcher in matchers}) == 4
 
 
-def test_a_failure_that_is_not_the_grammars_is_not_kept(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_failure_is_not_kept(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(grammar_compiler, "_run_deep", Mock(side_effect=RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError, match="new thread"):

@@ -15,12 +15,12 @@ def test_one_hash_per_span_that_depends_on_all_before_it(common: list[int], rest
     assert all(0 <= number < 2**32 for number in long)
 
 
-def test_another_first_token_changes_all_of_them() -> None:
+def test_another_first_token_changes_all_hashes() -> None:
     one, other = (prefix_hashes(pack([first, *range(4 * SPAN)])) for first in (1, 2))
     assert not set(one) & set(other)
 
 
-def test_so_does_another_salt() -> None:
+def test_another_salt_changes_all_hashes() -> None:
     text = pack(range(4 * SPAN))
     plain, one, other = (prefix_hashes(text, salt) for salt in ("", "a", "b"))
     assert plain == prefix_hashes(text)

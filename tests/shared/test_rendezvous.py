@@ -17,7 +17,9 @@ def test_every_instance_is_ranked_once_whatever_the_order_of_arrival(request_id:
 
 
 @given(request_ids, instances, st.data())
-def test_the_order_of_the_others_stays_when_one_goes(request_id: str, names: set[str], data: st.DataObject) -> None:
+def test_the_order_of_the_others_stays_when_an_instance_leaves(
+    request_id: str, names: set[str], data: st.DataObject
+) -> None:
     gone = data.draw(st.sampled_from(sorted(names)))
     assert rank(request_id, names - {gone}) == [name for name in rank(request_id, names) if name != gone]
 
@@ -37,5 +39,5 @@ def test_the_second_choices_spread_too() -> None:
     assert min(seconds.values()) > 0.25 * sum(seconds.values())
 
 
-def test_without_instances_there_is_no_choice() -> None:
+def test_the_ranking_of_no_instances_is_empty() -> None:
     assert rank("request", []) == []

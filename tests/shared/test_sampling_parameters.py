@@ -32,9 +32,9 @@ def test_a_parameter_is_named_in_few_files(name: str) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     command = ["git", "grep", "-l", "-w", name, "--", ".", *NOT_COUNTED]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert "shared/messages/client.py" in found
-    assert len(found) <= MOST_FILES, found
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert "shared/messages/client.py" in files
+    assert len(files) <= MOST_FILES, files
 
 
 def test_every_parameter_is_a_field_of_the_client_with_a_default_in_range() -> None:
@@ -53,12 +53,12 @@ def test_a_value_out_of_range_is_refused_by_name(parameter: Parameter) -> None:
             parameter.check(value)
 
 
-def test_a_record_is_neutral_but_for_what_is_given() -> None:
-    made = record(temperature=0.5, key=2**64 - 1)
-    assert made["temperature"] == 0.5
-    assert int(made["key"]) == 2**64 - 1
+def test_a_record_is_neutral_in_all_other_columns() -> None:
+    columns = record(temperature=0.5, key=2**64 - 1)
+    assert columns["temperature"] == 0.5
+    assert int(columns["key"]) == 2**64 - 1
     for parameter in PARAMETERS[1:]:
-        assert made[parameter.name] == parameter.neutral
+        assert columns[parameter.name] == parameter.neutral
     assert unpack_record(GREEDY) == record()
 
 

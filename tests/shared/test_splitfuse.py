@@ -47,7 +47,7 @@ def test_a_long_prompt_is_split_and_short_ones_are_fused() -> None:
     assert rows([(5, 9), (3, 9), (100, 100), (1, 1)], 16) == [(0, 1), (3, 5), (2, 3), (1, 7)]
 
 
-def test_a_slot_at_its_limit_delays_nobody() -> None:
+def test_a_slot_at_its_limit_delays_no_other() -> None:
     assert rows([(1, 0), (8, 0), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]
     assert rows([(1, -1), (8, -2), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]
 

@@ -32,14 +32,14 @@ def test_the_first_output_may_be_any() -> None:
     assert feed(reader, 40) == []
 
 
-def test_with_a_term_every_step_of_it_is_wanted() -> None:
+def test_a_reader_of_a_term_reads_from_step_0() -> None:
     reader = StepReader(term=1)
     assert feed(reader, 1) == []
     assert reader.missing == (0, 0)
     assert feed(reader, 0) == [0, 1]
 
 
-def test_steps_behind_a_gap_wait_for_it() -> None:
+def test_outputs_after_a_gap_wait_for_it() -> None:
     reader = StepReader()
     assert feed(reader, 0, 3, 5) == [0]
     assert reader.missing == (1, 2)
@@ -51,7 +51,7 @@ def test_steps_behind_a_gap_wait_for_it() -> None:
     assert not reader.missing
 
 
-def test_what_comes_again_is_dropped() -> None:
+def test_repeated_outputs_are_dropped() -> None:
     reader = StepReader()
     assert feed(reader, 0, 1, 0, 1, 3, 3, 2, 2) == [0, 1, 2, 3]
 
@@ -65,7 +65,7 @@ def test_a_higher_term_begins_anew_at_its_step_0() -> None:
     assert feed(reader, 8, 10, 2, term=1) == []
 
 
-def test_the_last_output_is_missed_when_the_executor_tells_of_it() -> None:
+def test_a_heartbeat_shows_that_the_last_output_is_missing() -> None:
     reader = StepReader()
     feed(reader, 0)
     reader.note_run(1, 2)
@@ -75,7 +75,7 @@ def test_the_last_output_is_missed_when_the_executor_tells_of_it() -> None:
     assert reader.missing is None
 
 
-def test_the_first_output_of_a_term_is_missed_too() -> None:
+def test_a_heartbeat_shows_that_a_terms_first_output_is_missing() -> None:
     reader = StepReader()
     feed(reader, 9)
     reader.note_run(2, -1)
@@ -86,14 +86,14 @@ def test_the_first_output_of_a_term_is_missed_too() -> None:
     assert reader.missing == (0, 0)
 
 
-def test_hearing_of_steps_does_not_begin_the_reading() -> None:
+def test_a_heartbeat_does_not_begin_the_reading() -> None:
     reader = StepReader()
     reader.note_run(1, 30)
     assert reader.missing is None
     assert feed(reader, 31) == [31]
 
 
-def test_a_gap_that_nobody_can_fill_is_given_up() -> None:
+def test_a_gap_without_outputs_is_skipped() -> None:
     reader = StepReader()
     feed(reader, 0, 5, 6, 9)
     assert steps(reader.skip()) == [5, 6]
@@ -101,7 +101,7 @@ def test_a_gap_that_nobody_can_fill_is_given_up() -> None:
     assert feed(reader, 1, 2) == []
 
 
-def test_steps_with_nothing_behind_them_are_never_given_up() -> None:
+def test_missing_last_steps_are_never_skipped() -> None:
     reader = StepReader()
     feed(reader, 0)
     reader.note_run(1, 3)
@@ -109,7 +109,7 @@ def test_steps_with_nothing_behind_them_are_never_given_up() -> None:
     assert feed(reader, 1, 2, 3) == [1, 2, 3]
 
 
-def test_what_is_kept_aside_is_bounded_and_asked_for_again() -> None:
+def test_the_buffer_behind_a_gap_is_bounded() -> None:
     reader = StepReader()
     end = step_reader.MAX_BUFFERED + 10
     assert feed(reader, 0, *range(2, end)) == [0]
@@ -119,7 +119,7 @@ def test_what_is_kept_aside_is_bounded_and_asked_for_again() -> None:
 
 @given(st.integers(1, 30), st.integers(0, 2**32), st.floats(0, 0.7))
 @settings(max_examples=200)
-def test_whatever_the_bus_does_each_step_comes_once_and_in_order(count: int, seed: int, loss: float) -> None:
+def test_each_step_comes_once_and_in_order_over_a_lossy_bus(count: int, seed: int, loss: float) -> None:
     chance = random.Random(seed)
     wire = [step for step in range(count) for _ in range(chance.choice((1, 1, 2))) if chance.random() >= loss]
     wire = sorted(wire, key=lambda step: step + chance.random() * 4)

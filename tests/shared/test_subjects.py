@@ -35,7 +35,7 @@ def test_a_model_is_one_token() -> None:
 
 
 @pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.aB3-_.0.1", "_INBOX." + "x" * (INBOX_LENGTH - 7)])
-def test_what_is_a_clients_inbox(subject: str) -> None:
+def test_an_inbox_of_a_client_is_recognised(subject: str) -> None:
     assert is_client_inbox(subject)
 
 
@@ -55,7 +55,7 @@ def test_what_is_a_clients_inbox(subject: str) -> None:
         "_TENANT",
     ],
 )
-def test_what_is_none(subject: str) -> None:
+def test_any_other_subject_is_no_inbox_of_a_client(subject: str) -> None:
     assert not is_client_inbox(subject)
 
 
@@ -66,7 +66,7 @@ def test_an_inbox_and_a_reply_subject_fit_into_a_line_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "alice"])
-def test_a_subject_and_an_inbox_say_whose_they_are(tenant: str) -> None:
+def test_a_subject_and_an_inbox_name_their_tenant(tenant: str) -> None:
     for subject in ("pagewire.v1.models", "pagewire.v1.generate.m", "pagewire.v1.cancel.tenant.r.0"):
         assert tenant_of(for_tenant(subject, tenant)) == tenant
     assert owner_of(f"{client_inbox(tenant)}.a.1") == tenant

@@ -42,12 +42,12 @@ def test_a_channel_has_a_sender_and_a_receiver(name: str) -> None:
 
 
 def test_every_reference_leads_somewhere() -> None:
-    found = document()
+    described = document()
 
     def check(value: Any) -> None:
         if isinstance(value, dict):
             if isinstance(reference := value.get("$ref"), str):
-                target: Any = found
+                target: Any = described
                 for part in reference.removeprefix("#/").split("/"):
                     target = target[part]
             for each in value.values():
@@ -56,16 +56,16 @@ def test_every_reference_leads_somewhere() -> None:
             for each in value:
                 check(each)
 
-    check(found)
-    assert found["operations"]["executor_send_steps"]["channel"] == {"$ref": "#/channels/steps"}
+    check(described)
+    assert described["operations"]["executor_send_steps"]["channel"] == {"$ref": "#/channels/steps"}
 
 
 @pytest.mark.anyio
-async def test_it_describes_what_the_services_send() -> None:
-    seen: list[Message] = []
+async def test_the_document_describes_the_messages_of_the_services() -> None:
+    messages: list[Message] = []
     async with running(Settings(model="bundled", device="sim:zero", log_level="error")) as pipeline:
         for pattern in ("pagewire.>", "_SVC.>", "_INBOX.>"):
-            await pipeline.bus.subscribe(pattern, seen.append)
+            await pipeline.bus.subscribe(pattern, messages.append)
         await pipeline.bus.flush()
         stream = pipeline.client.stream("Once upon a time", max_tokens=4, stop=["never"])
         assert [delta.start async for delta in stream] == [0, 1, 2, 3]
@@ -75,7 +75,7 @@ async def test_it_describes_what_the_services_send() -> None:
         await pipeline.until_idle()
         await pipeline.bus.flush()
     schemas = document()["components"]
-    sent = [message for message in seen if message.subject.startswith("pagewire.")]
+    sent = [message for message in messages if message.subject.startswith("pagewire.")]
     replies = {message.reply: channel_of(message.subject) for message in sent if message.reply}
     names = set()
     for message in sent:
@@ -85,7 +85,7 @@ async def test_it_describes_what_the_services_send() -> None:
         if message.data and channel.messages:
             check_one_of(channel.messages, message, schemas)
     answered = set()
-    for message in seen:
+    for message in messages:
         answers = replies.get(message.subject)
         if answers is not None and message.data and answers.replies:
             answered.add(answers.address)
@@ -104,10 +104,10 @@ def check_one_of(kinds: Sequence[Kind], message: Message, components: dict[str, 
     """Checks that a message is one of several, and what its schema says."""
     for kind in kinds:
         try:
-            found = decode(kind, bytes(message.data))
+            decoded = decode(kind, bytes(message.data))
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        text = msgspec.json.decode(msgspec.json.encode(found))
+        text = msgspec.json.decode(msgspec.json.encode(decoded))
         schema = {**components["messages"][kind.__name__]["payload"], "components": components}
         Draft202012Validator(schema).validate(text)
         return

@@ -1,4 +1,4 @@
-"""What docs/from-vllm.md says of each field of vLLM's requests is what the gateway does with it."""
+"""The gateway treats each field of vLLM's requests as docs/from-vllm.md says."""
 
 import json
 from typing import Any
@@ -42,8 +42,8 @@ def test_every_route_of_vllms_is_here() -> None:
 
 
 def test_few_fields_are_ignored() -> None:
-    found = {name for path, names in request_fields().items() for name in names if here(path, name) is Here.IGNORED}
-    assert found <= IGNORED
+    ignored = {name for path, names in request_fields().items() for name in names if here(path, name) is Here.IGNORED}
+    assert ignored <= IGNORED
 
 
 @pytest.mark.anyio

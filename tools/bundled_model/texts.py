@@ -67,20 +67,20 @@ def split_book(text: str) -> Book:
     """
     docs = documents(text)
     total = sum(len(doc) for doc in docs)
-    wanted = (1.0 - HELD_OUT_SHARE) * total
-    seen, best, best_gap = 0, -1, 0.02 * total
+    cut_at = (1.0 - HELD_OUT_SHARE) * total
+    position, best, best_gap = 0, -1, 0.02 * total
     for index, doc in enumerate(docs):
-        if abs(seen - wanted) < best_gap:
-            best, best_gap = index, abs(seen - wanted)
-        seen += len(doc)
+        if abs(position - cut_at) < best_gap:
+            best, best_gap = index, abs(position - cut_at)
+        position += len(doc)
     if best > 0:
         return Book(docs[:best], docs[best:])
-    seen = 0
+    position = 0
     for index, doc in enumerate(docs):
-        if seen + len(doc) > wanted:
-            cut = doc.index("\n\n", int(wanted - seen))
+        if position + len(doc) > cut_at:
+            cut = doc.index("\n\n", int(cut_at - position))
             return Book([*docs[:index], doc[:cut]], [doc[cut:].strip(), *docs[index + 1 :]])
-        seen += len(doc)
+        position += len(doc)
     raise ValueError("the book has no text")
 
 

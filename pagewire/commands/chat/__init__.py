@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from pagewire.commands import session
-from pagewire.commands.generate import add_sampling, given_sampling
+from pagewire.commands.generate import add_sampling, sampling_of
 from pagewire.shared.settings import flags
 
 MAX_TOKENS = 512
@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Reads messages and prints answers until Ctrl-D or `/exit`; input from a pipe is a single message."""
     # Imported here, because `pagewire --help` and the other commands do not need the terminal libraries.
     from pagewire.commands.chat import answers, terminal
     from pagewire.commands.chat.conversation import Conversation, as_params
 
-    settings = session.quiet(flags.read_settings(given))
-    conversation = Conversation(system=given.system, sampling=given_sampling(given, settings))
+    settings = session.quiet(flags.read_settings(arguments))
+    conversation = Conversation(system=arguments.system, sampling=sampling_of(arguments, settings))
     as_params(conversation.sampling)
     if sys.stdin.isatty():
         return session.run(terminal.talk(conversation, settings), settings)

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Protocol, Self
 
 from rich.console import Console
+from typing_extensions import override
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
@@ -30,17 +31,19 @@ class Writer(Protocol):
         """Adds a part of the answer."""
 
 
-class PlainWriter:
+class PlainWriter(Writer):
     """Writes an answer as plain text, followed by a line end."""
 
+    @override
     def __enter__(self) -> Self:
         return self
 
+    @override
     def __exit__(self, *_: object) -> None:
         self.write("\n")
 
+    @override
     def write(self, text: str) -> None:
-        """Adds a part of the answer and flushes it."""
         sys.stdout.write(text)
         sys.stdout.flush()
 

@@ -74,10 +74,10 @@ def interpret(conversation: Conversation, entered: str) -> Action:
     text = entered.strip()
     if text.startswith(QUOTES):
         return Ask(text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
-    found = _COMMAND.fullmatch(text)
-    if found is None:
+    command = _COMMAND.fullmatch(text)
+    if command is None:
         return Ask(text)
-    name, argument = found[1], (found[2] or "").strip()
+    name, argument = command[1], (command[2] or "").strip()
     if name not in COMMANDS:
         raise InvalidRequest(f"there is no command /{name}: /help lists them")
     return COMMANDS[name](conversation, argument)
@@ -102,9 +102,9 @@ def _set(conversation: Conversation, argument: str) -> Action:
 
 
 def _parameters(conversation: Conversation) -> str:
-    given = [f"{name}: {_shown(value)}" for name, value in conversation.sampling.items()]
+    changed = [f"{name}: {_shown(value)}" for name, value in conversation.sampling.items()]
     others = [name for name in PARAMETERS if name not in conversation.sampling]
-    return "\n".join([*given, f"the model's own: {', '.join(others)}"])
+    return "\n".join([*changed, f"the model's own: {', '.join(others)}"])
 
 
 def _shown(value: object) -> str:

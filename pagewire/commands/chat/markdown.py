@@ -21,6 +21,9 @@ def split_finished(text: str) -> tuple[str, str]:
 
     A block ends at a blank line outside fenced code, if the next line is not indented: an indented line may belong to
     the item of a list. `text` begins outside fenced code.
+
+    >>> split_finished("A paragraph.\\n\\nThe next")
+    ('A paragraph.\\n\\n', 'The next')
     """
     fence = ""
     end = position = 0

@@ -14,9 +14,9 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen
 END_OF_TURN = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "<end_of_turn>", "<EOT>")
 )
-"""Tokens that always end a text, as in llama.cpp: the metadata names one, but chat models have several."""
+"""Texts of the tokens that end an answer, as in llama.cpp: the metadata names one, but chat models have several."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor of Llama 3.1 and later with the divisor of each frequency."""
+"""Name of the tensor with the divisor of each frequency, in Llama 3.1 and later."""
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
@@ -78,19 +78,19 @@ def read_config(model: GgufModel) -> dict[str, Any]:
 
 
 def eos_ids(model: GgufModel) -> frozenset[int]:
-    """Returns the tokens that end a text: those in the metadata, and control tokens in `END_OF_TURN`."""
+    """Returns the ids of the tokens that end a text: the ids in the metadata, and control tokens in `END_OF_TURN`."""
     key = "tokenizer.ggml.tokens"
     kinds = np.asarray(model.metadata.get("tokenizer.ggml.token_type", ()))
     controls = dict.fromkeys(np.flatnonzero(kinds == _CONTROL).tolist())
-    found = {id_ for id_, token in zip(controls, model.strings(key, controls), strict=False) if token in END_OF_TURN}
+    ends = {id_ for id_, token in zip(controls, model.strings(key, controls), strict=False) if token in END_OF_TURN}
     tokens = model.metadata.get(key)
     count = tokens.number if isinstance(tokens, Strings) else 0
     named = (model.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return frozenset(found | {id_ for id_ in named if type(id_) is int and 0 <= id_ < count})
+    return frozenset(ends | {id_ for id_ in named if type(id_) is int and 0 <= id_ < count})
 
 
 class _Keys:
-    """The metadata of one architecture. Keys are given without the architecture's name."""
+    """The metadata of one architecture. Keys leave out its name."""
 
     def __init__(self, model: GgufModel, architecture: str) -> None:
         self._path, self._metadata, self._prefix = model.path, model.metadata, architecture

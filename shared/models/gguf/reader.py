@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: metadata and the place of each tensor. Tensors themselves are not read.
+"""Reads the header of a GGUF file: the metadata and the offsets of the tensors, but no tensor.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count and length in the file is checked against
 the remaining bytes before memory is allocated for it, so a broken or malicious file cannot exhaust memory.
@@ -21,9 +21,9 @@ SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 HEADER_LIMIT = 1 << 28
-"""Maximum size of a header in bytes. The largest vocabularies take about 20 MB."""
+"""Maximum bytes of a header. The largest vocabularies take about 20 MB."""
 ALIGNMENT = 32
-"""Default alignment of tensors, in bytes."""
+"""Default alignment of tensors in bytes."""
 MAX_DIMENSIONS = 4
 
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -88,7 +88,7 @@ class StoredTensor:
 
 
 class Strings(NamedTuple):
-    """An array of strings that is not decoded."""
+    """The place of an array of strings, which are not decoded."""
 
     number: int
     start: int
@@ -103,7 +103,7 @@ class GgufModel:
     path: Path
     files: tuple[Path, ...]
     metadata: Mapping[str, Any]
-    """Numbers, booleans and strings. Arrays of numbers are numpy arrays; arrays of strings need `strings`."""
+    """Metadata by key: numbers, booleans, strings, numpy arrays; `strings` reads arrays of strings."""
     tensors: Mapping[str, StoredTensor] = field(repr=False)
 
     @classmethod
@@ -148,7 +148,11 @@ class GgufModel:
 
 
 def model_name(path: Path) -> str:
-    """Returns the file's name without the suffix and the part number."""
+    """Returns the file's name without the suffix and the part number.
+
+    >>> model_name(Path("llama-00001-of-00004.gguf"))
+    'llama'
+    """
     match = _SPLIT.fullmatch(path.name)
     return match[1] if match else path.name.removesuffix(SUFFIX)
 
@@ -157,7 +161,7 @@ def _header(path: Path) -> "_Header":
     try:
         state = path.stat()
     except OSError:
-        return _Header(path)  # which says what is wrong
+        return _Header(path)  # raises the error
     return _read_once(path, state.st_mtime_ns, state.st_size)
 
 
@@ -230,9 +234,9 @@ class _Header:
         number, offset = self._number("I"), self._number("Q")
         kind = TENSOR_TYPES.get(number)
         if kind is None:
-            known = ", ".join(known.name for known in TENSOR_TYPES.values())
+            names = ", ".join(each.name for each in TENSOR_TYPES.values())
             raise ConfigurationError(
-                f"{self._path} stores tensor {name!r} in ggml's type {number}, which cannot be read; these can: {known}"
+                f"{self._path} stores tensor {name!r} in ggml's type {number}, which cannot be read; these can: {names}"
             )
         if 0 in shape or shape[-1] % kind.block:
             self._refuse(f"has a tensor {name!r} of shape {list(shape)}, which {kind.name} cannot store")

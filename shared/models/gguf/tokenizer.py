@@ -31,10 +31,11 @@ _SPLITS = {
 }
 """Expressions of pre-tokenization by `tokenizer.ggml.pre`, from the published tokenizer.json files."""
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Kinds that split off every digit, and then split like GPT-2."""
+"""Values of `tokenizer.ggml.pre` that split off every digit, and then split like GPT-2."""
 _GPT_2 = (None, "default", "gpt-2", "phi-2", "mpt", "olmo", "jais")
+"""Values of `tokenizer.ggml.pre` that split like GPT-2."""
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
-"""Kinds that use a word that is a token without merging. They also begin every text with `bos`."""
+"""Values of `tokenizer.ggml.pre` that do not merge a word that is a token, and begin every text with `bos`."""
 
 
 def load_tokenizer(model: GgufModel) -> ModelTokenizer:
@@ -63,7 +64,7 @@ def load_tokenizer(model: GgufModel) -> ModelTokenizer:
 
 
 class _Vocabulary:
-    """What the metadata says of tokens."""
+    """The tokens of a model, as its metadata has them."""
 
     def __init__(self, model: GgufModel) -> None:
         self._path, self._metadata = model.path, model.metadata
@@ -136,8 +137,8 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     elif vocabulary.pre in _GPT_2:
         steps = [pre_tokenizers.ByteLevel(add_prefix_space=vocabulary.flag("add_space_prefix", False))]
     else:
-        known = ", ".join(sorted({*_SPLITS, *_DIGITS, *filter(None, _GPT_2)}))
-        raise ConfigurationError(f"the pre-tokenizer {vocabulary.pre} is not supported; these are: {known}")
+        supported = ", ".join(sorted({*_SPLITS, *_DIGITS, *filter(None, _GPT_2)}))
+        raise ConfigurationError(f"the pre-tokenizer {vocabulary.pre} is not supported; these are: {supported}")
     if vocabulary.pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
@@ -185,7 +186,7 @@ def _template(vocabulary: _Vocabulary) -> processors.TemplateProcessing:
     """Returns the template that adds `bos` and `eos` to a prompt."""
     begins = vocabulary.sentencepiece or vocabulary.pre in _WHOLE_WORDS
     sides = {"bos": vocabulary.flag("add_bos_token", begins), "eos": vocabulary.flag("add_eos_token", False)}
-    ids = {role: vocabulary.id_of(role) for role, wanted in sides.items() if wanted}
+    ids = {role: vocabulary.id_of(role) for role, is_added in sides.items() if is_added}
     used = {role: (vocabulary.tokens[id_], id_) for role, id_ in ids.items() if id_ is not None}
     parts = [used["bos"][0] if "bos" in used else "", "$A", used["eos"][0] if "eos" in used else ""]
     return processors.TemplateProcessing(single=[part for part in parts if part], special_tokens=list(used.values()))

@@ -103,7 +103,7 @@ async def test_request_ids_are_drawn_and_differ(client: AsyncClient, responder: 
     assert all(subjects.is_token(request.request_id or "") for request in responder.requests)
 
 
-async def test_cancel_by_id(client: AsyncClient, responder: Responder) -> None:
+async def test_a_request_is_cancelled_by_its_id(client: AsyncClient, responder: Responder) -> None:
     assert await client.cancel("r9") == "cancelled"
     assert responder.cancels == ["r9"]
 
@@ -121,7 +121,7 @@ async def _verbs(bus: Bus) -> None:
     await bus.subscribe(f"{subjects.DETOKENIZE}.{MODEL}", detokenize)
 
 
-async def test_tokenize_and_back(client: AsyncClient, responder: Responder) -> None:
+async def test_token_ids_become_the_same_text_again(client: AsyncClient, responder: Responder) -> None:
     await _verbs(responder.bus)
     assert await client.tokenize("ab") == [100, 101, 102]
     assert await client.detokenize([1, 2]) == "ab"
@@ -131,17 +131,17 @@ async def test_tokenize_and_back(client: AsyncClient, responder: Responder) -> N
         await client.tokenize("ab", model="other")
 
 
-def test_a_client_that_is_not_connected_says_so() -> None:
+def test_a_client_without_a_connection_raises_an_error() -> None:
     with pytest.raises(BusUnavailable, match="async with"):
         AsyncClient().stream("x")
 
 
-async def test_nobody_at_the_address() -> None:
+async def test_an_address_without_a_broker_is_an_error() -> None:
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
         await AsyncClient("nats://127.0.0.1:1", connect_timeout=0.1).__aenter__()
 
 
-def test_over_nats_also_without_a_loop_of_ones_own() -> None:
+def test_the_synchronous_client_works_over_nats() -> None:
     """The real broker, with a key, and the synchronous client."""
     with running_broker(api_key="secret") as broker:
         thread = LoopThread()
@@ -190,6 +190,6 @@ async def test_a_client_that_is_no_gateway_may_not_act_for_a_tenant() -> None:
                 await client.for_tenant("alice")
 
 
-def test_no_stack_behind_the_broker() -> None:
+def test_a_broker_without_a_stack_is_an_error() -> None:
     with running_broker() as broker, Client(broker.url) as client, pytest.raises(Unavailable):
         client.generate("x")

@@ -82,7 +82,7 @@ async def test_each_stream_gets_its_own_deltas_of_a_batch(client: AsyncClient, p
     assert await asyncio.gather(*reading) == [ours, theirs]
 
 
-async def test_deltas_may_come_either_way_and_again(client: AsyncClient, pipeline: Pipeline) -> None:
+async def test_deltas_may_come_alone_in_batches_and_repeatedly(client: AsyncClient, pipeline: Pipeline) -> None:
     reading = asyncio.create_task(read(client.stream("x")))
     await until(lambda: pipeline.replies)
     (reply,) = pipeline.replies
@@ -97,7 +97,7 @@ async def test_deltas_may_come_either_way_and_again(client: AsyncClient, pipelin
 
 
 @pytest.mark.parametrize("lost", [b"\xc1", None])
-async def test_what_a_batch_did_not_bring_is_asked_for(
+async def test_the_deltas_of_a_lost_batch_are_requested_again(
     client: AsyncClient, pipeline: Pipeline, lost: bytes | None
 ) -> None:
     """The batch is unreadable, or does not come at all."""
@@ -113,7 +113,7 @@ async def test_what_a_batch_did_not_bring_is_asked_for(
     assert pipeline.resumes[0] == 1
 
 
-async def test_batches_are_signs_of_life(
+async def test_a_batch_counts_as_a_frame_of_each_stream(
     client: AsyncClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -140,7 +140,7 @@ async def test_batches_are_signs_of_life(
     await reading
 
 
-async def test_the_inbox_is_there_while_a_stream_reads(client: AsyncClient, pipeline: Pipeline) -> None:
+async def test_the_inbox_is_open_while_a_stream_reads(client: AsyncClient, pipeline: Pipeline) -> None:
     for _ in range(2):
         pipeline.replies.clear()
         reading = asyncio.create_task(read(client.stream("x")))
@@ -153,7 +153,7 @@ async def test_the_inbox_is_there_while_a_stream_reads(client: AsyncClient, pipe
     assert first != second
 
 
-async def test_a_stream_that_is_left_takes_nothing_more(client: AsyncClient, pipeline: Pipeline) -> None:
+async def test_a_stream_whose_loop_has_ended_gets_no_delta(client: AsyncClient, pipeline: Pipeline) -> None:
     left, kept = client.stream("x"), client.stream("x")
     reading = asyncio.create_task(read(kept))
     await until(lambda: pipeline.replies)
@@ -168,7 +168,7 @@ async def test_a_stream_that_is_left_takes_nothing_more(client: AsyncClient, pip
     await until(lambda: pipeline.cancels)
 
 
-async def test_another_connection_has_an_inbox_of_its_own() -> None:
+async def test_each_connection_has_an_inbox_of_its_own() -> None:
     """A stream of the first one has not been left yet."""
     with running_broker() as broker:
         pipeline = Pipeline(await connect_service(broker))

@@ -18,7 +18,7 @@ def test_a_reader_that_keeps_up_gets_every_delta() -> None:
     assert queue.take() == []
 
 
-def test_a_reader_that_lags_gets_the_rest_in_one() -> None:
+def test_a_reader_that_lags_gets_merged_deltas() -> None:
     queue = DeltaQueue(capacity=2)
     for start in range(5):
         queue.put(delta(0, start))
@@ -27,7 +27,7 @@ def test_a_reader_that_lags_gets_the_rest_in_one() -> None:
     assert rest == Delta(0, 1, "bcde", [1, 2, 3, 4])
 
 
-def test_nothing_is_merged_into_what_was_taken() -> None:
+def test_a_taken_delta_does_not_change_any_more() -> None:
     queue = DeltaQueue(capacity=1)
     queue.put(delta(0, 0))
     (taken,) = queue.take()
@@ -37,7 +37,7 @@ def test_nothing_is_merged_into_what_was_taken() -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 3), st.none()), max_size=200), st.integers(1, 8))
-def test_nothing_is_lost_and_the_room_is_bounded(events: list[int | None], capacity: int) -> None:
+def test_no_token_is_lost_and_the_queue_is_bounded(events: list[int | None], capacity: int) -> None:
     """An integer is an arrival of that choice, None is a visit of the reader."""
     queue = DeltaQueue(capacity)
     sent: dict[int, int] = {}

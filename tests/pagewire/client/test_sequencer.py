@@ -9,13 +9,13 @@ def delta(index: int, start: int, width: int = 1) -> Delta:
     return Delta(index, start, "x" * width, list(range(width)))
 
 
-def test_takes_tokens_once_and_in_order() -> None:
+def test_each_token_is_next_once_and_in_order() -> None:
     sequencer = Sequencer(1)
     assert [sequencer.is_next(delta(0, start)) for start in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
     assert sequencer.received == 3
 
 
-def test_what_comes_early_is_refused_and_named_early() -> None:
+def test_a_delta_before_its_predecessor_is_early() -> None:
     sequencer = Sequencer(1)
     assert not sequencer.is_next(delta(0, 1))
     assert sequencer.is_early(delta(0, 1))
@@ -24,13 +24,13 @@ def test_what_comes_early_is_refused_and_named_early() -> None:
     assert sequencer.is_next(delta(0, 1))
 
 
-def test_a_delta_of_several_tokens_moves_on_by_all_of_them() -> None:
+def test_a_delta_of_several_tokens_advances_by_all_of_them() -> None:
     sequencer = Sequencer(1)
     assert sequencer.is_next(delta(0, 0, width=3))
     assert sequencer.is_next(delta(0, 3))
 
 
-def test_resumes_where_the_slowest_choice_is() -> None:
+def test_a_stream_resumes_at_its_slowest_choice() -> None:
     sequencer = Sequencer(3)
     assert sequencer.resume_from == 0
     for index, count in ((0, 4), (1, 2), (2, 3)):

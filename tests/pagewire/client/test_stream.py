@@ -53,7 +53,7 @@ async def read(request: stream.Stream) -> str:
     return "".join([delta.text async for delta in request])
 
 
-async def test_gives_each_delta_then_the_end(client: AsyncClient, responder: Responder) -> None:
+async def test_a_stream_yields_each_delta_and_ends(client: AsyncClient, responder: Responder) -> None:
     request = client.stream("x", max_tokens=5, request_id="r1")
     assert [delta async for delta in request] == deltas()
     assert request.prompt_tokens == 3
@@ -64,19 +64,19 @@ async def test_gives_each_delta_then_the_end(client: AsyncClient, responder: Res
     assert responder.cancels == []
 
 
-async def test_result_is_asked_for_without_a_stream(client: AsyncClient, responder: Responder) -> None:
+async def test_a_result_needs_no_stream(client: AsyncClient, responder: Responder) -> None:
     result = await client.stream("x", n=2).result()
     assert [choice.text for choice in result.choices] == [TEXT, TEXT]
     assert not responder.requests[0].stream
 
 
-async def test_continues_the_trace_that_it_is_given(client: AsyncClient, responder: Responder) -> None:
+async def test_a_request_continues_its_callers_trace(client: AsyncClient, responder: Responder) -> None:
     traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     await read(client.stream("x", traceparent=traceparent))
     assert responder.headers[0]["traceparent"] == traceparent
 
 
-async def test_frames_that_come_again_are_dropped(client: AsyncClient, responder: Responder) -> None:
+async def test_repeated_frames_are_dropped(client: AsyncClient, responder: Responder) -> None:
     parts = deltas()
     responder.script = lambda request: [*parts, *parts[1:], final("", parts), final("", parts), None]
     assert await read(client.stream("x")) == TEXT
@@ -110,7 +110,7 @@ async def test_keep_alives_are_no_silence(client: AsyncClient, responder: Respon
     assert await reading == TEXT
 
 
-async def test_an_end_that_comes_before_its_tokens_is_held_back(client: AsyncClient, responder: Responder) -> None:
+async def test_a_final_frame_waits_for_missing_tokens(client: AsyncClient, responder: Responder) -> None:
     parts = deltas()
     responder.full = [*parts]
     responder.script = lambda request: [*parts[:3], final("", parts), None]
@@ -119,7 +119,7 @@ async def test_an_end_that_comes_before_its_tokens_is_held_back(client: AsyncCli
     assert request.final is not None
 
 
-async def test_a_request_that_nobody_knows_any_more_is_sent_again(client: AsyncClient, responder: Responder) -> None:
+async def test_a_forgotten_request_is_sent_again(client: AsyncClient, responder: Responder) -> None:
     """The detokenizer is gone, its resume subject too: the same id with the same body is attached."""
     parts = deltas()
 
@@ -134,7 +134,7 @@ async def test_a_request_that_nobody_knows_any_more_is_sent_again(client: AsyncC
     assert [request.request_id for request in responder.requests] == ["r7", "r7"]
 
 
-async def test_a_request_is_sent_again_when_nobody_answers_the_resume_subject(
+async def test_a_request_is_sent_again_when_the_resume_subject_is_silent(
     client: AsyncClient, responder: Responder
 ) -> None:
     """Others listen to the subject of a dead detokenizer, but none of them has the stream."""
@@ -145,7 +145,7 @@ async def test_a_request_is_sent_again_when_nobody_answers_the_resume_subject(
     assert [request.request_id for request in responder.requests] == ["r7", "r7"]
 
 
-async def test_a_result_that_does_not_come_is_asked_for_again(client: AsyncClient, responder: Responder) -> None:
+async def test_a_late_result_is_requested_again(client: AsyncClient, responder: Responder) -> None:
     responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
     assert (await client.generate("x")).choices[0].text == TEXT
 
@@ -172,7 +172,7 @@ class MovingBus(MemoryBus):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_what_a_move_to_another_server_has_lost_is_asked_for_at_once(
+async def test_frames_lost_in_a_move_to_another_server_are_requested_at_once(
     memory: MemoryBroker, responder: Responder, monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:
     monkeypatch.setattr(stream, "FRAME_TIMEOUT", 60)
@@ -209,9 +209,7 @@ async def test_a_request_waits_for_a_connection_that_moves(
         await read(client.stream("x"))
 
 
-async def test_an_id_is_fresh_when_it_was_drawn_and_only_the_first_time(
-    client: AsyncClient, responder: Responder
-) -> None:
+async def test_a_random_id_is_fresh_in_the_first_attempt_only(client: AsyncClient, responder: Responder) -> None:
     responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
     await client.generate("x")
     await client.generate("x", request_id="r8")
@@ -230,18 +228,18 @@ async def test_an_error_frame_is_raised_as_its_type(client: AsyncClient, respond
         await anext(deltas_read)
 
 
-async def test_nobody_serves_the_model_but_another(client: AsyncClient) -> None:
+async def test_an_unknown_model_is_refused_with_the_served_ones(client: AsyncClient) -> None:
     with pytest.raises(ModelNotFound, match=f"choose one of {MODEL}"):
         await client.generate("x", model="other")
 
 
-async def test_nobody_is_there_at_all() -> None:
+async def test_a_broker_without_a_tokenizer_is_an_error() -> None:
     client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(), inbox_prefix="_INBOX"))
     with pytest.raises(Unavailable, match="is the stack running"):
         await read(client.stream("x"))
 
 
-async def test_a_tokenizer_that_has_answered_before_is_waited_for(client: AsyncClient, responder: Responder) -> None:
+async def test_a_request_waits_for_a_tokenizer_that_answered_before(client: AsyncClient, responder: Responder) -> None:
     assert await read(client.stream("x")) == TEXT
     await responder.leave()
     reading = asyncio.create_task(read(client.stream("x", request_id="r8")))
@@ -265,7 +263,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return subjects
 
 
-async def test_a_tokenizer_that_took_the_clients_first_request_is_waited_for(
+async def test_a_request_waits_for_the_tokenizer_that_took_it(
     client: AsyncClient, responder: Responder, sent: list[str]
 ) -> None:
     """It was killed before it could answer; a request for one result has no other sign that it was taken."""
@@ -280,7 +278,7 @@ async def test_a_tokenizer_that_took_the_clients_first_request_is_waited_for(
     assert (await reading).choices[0].text == TEXT
 
 
-async def test_the_tokenizer_of_a_model_that_is_known_to_be_served_is_waited_for(
+async def test_a_request_waits_for_the_tokenizer_of_a_served_model(
     memory: MemoryBroker, responder: Responder, sent: list[str]
 ) -> None:
     """A new gateway has learned that the model is served, and the tokenizer is away at its first request."""
@@ -313,7 +311,7 @@ async def test_an_absence_counts_from_its_own_beginning(
     assert (await reading).choices[0].text == TEXT
 
 
-async def test_a_tokenizer_that_does_not_come_back_is_given_up(
+async def test_a_request_fails_when_its_tokenizer_stays_away(
     client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "RETRY_FOR", 0.1)
@@ -360,7 +358,7 @@ async def test_cancel_is_acknowledged(client: AsyncClient, responder: Responder)
     assert request.final.choices[0].finish_reason == "cancelled"
 
 
-async def test_a_pipeline_that_never_answers_is_given_up(
+async def test_a_request_fails_when_the_pipeline_never_answers(
     client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "GRACE", 0.05)
@@ -382,7 +380,7 @@ async def test_a_slow_reader_gets_merged_deltas(client: AsyncClient, responder: 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), choices=st.integers(1, 3))
-async def test_text_is_whole_whatever_is_lost_repeated_or_late(seed: int, choices: int) -> None:
+async def test_the_text_is_whole_when_frames_are_lost_repeated_or_late(seed: int, choices: int) -> None:
     """The stream's frames pass a channel that loses, repeats and reorders them; resumptions pass it too."""
     rng = random.Random(seed)
     parts = [delta for index in range(choices) for delta in deltas(index)]

@@ -39,11 +39,11 @@ async def test_each_line_is_answered_as_its_route_answers() -> None:
         line("stream", "/v1/completions", prompt="x", stream=True),
     ]
     responder.script = busy_at_first
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     async for outcome in answers(AsyncClient(bus=MemoryBus(broker, inbox_prefix="_INBOX")), lines, 2):
-        found[outcome.custom_id] = outcome
-    bodies = {name: msgspec.json.decode(outcome.response.body) for name, outcome in found.items()}
-    assert {name: outcome.response.status_code for name, outcome in found.items()} == {
+        outcomes[outcome.custom_id] = outcome
+    bodies = {name: msgspec.json.decode(outcome.response.body) for name, outcome in outcomes.items()}
+    assert {name: outcome.response.status_code for name, outcome in outcomes.items()} == {
         "chat": 200,
         "text": 200,
         "wrong": 400,

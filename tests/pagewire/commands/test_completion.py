@@ -31,10 +31,10 @@ def scripts() -> dict[str, str]:
         (["serve", "--prefix-cache", "--no-prefix-c"], {"--no-prefix-cache"}),
     ],
 )
-def test_bash_completes(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
+def test_bash_completes_commands_flags_and_values(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
     words = " ".join(f"'{word}'" for word in ["pagewire", *line])
-    asked = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=20, check=True)
+    script = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True)
     assert done.stderr == ""
     assert set(done.stdout.split()) == expected
 

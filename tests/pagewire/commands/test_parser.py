@@ -5,7 +5,7 @@ from pagewire.commands.parser import COMMANDS, parsers
 
 
 def test_help_imports_no_command() -> None:
-    """What it needs takes a tenth of a second; the commands together take half of one."""
+    """The help needs imports of a tenth of a second; all commands together take half of one."""
     code = "import sys; from pagewire.commands import parser; parser.build_parser().format_help(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     loaded = set(done.stdout.split())
@@ -13,6 +13,6 @@ def test_help_imports_no_command() -> None:
 
 
 def test_every_command_has_a_parser() -> None:
-    found = parsers()
-    assert list(found) == list(COMMANDS)
-    assert all(parser.description for parser in found.values())
+    commands = parsers()
+    assert list(commands) == list(COMMANDS)
+    assert all(parser.description for parser in commands.values())

@@ -1,7 +1,7 @@
 from pagewire.commands.timings import Timings
 
 
-def test_time_to_the_first_token_and_the_rate_behind_it() -> None:
+def test_the_rate_counts_from_the_first_token() -> None:
     now = 10.0
     timings = Timings(lambda: now)
     now = 10.25

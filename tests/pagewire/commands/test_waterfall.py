@@ -27,7 +27,7 @@ def test_a_request_is_its_whole_trace_in_order() -> None:
     assert waterfall.of_request(SPANS, "r3") == []
 
 
-def test_the_ids_of_http_answers_and_of_the_header_are_taken() -> None:
+def test_an_id_of_an_http_answer_or_header_finds_its_request() -> None:
     spans = [*SPANS, span("receive", 1.0, 2.0, trace="t9", request="r9-0123abcd")]
     for name in ("cmpl-r9-0123abcd", "chatcmpl-r9-0123abcd", "msg_r9-0123abcd", "resp_r9-0123abcd", "r9"):
         assert [span.trace_id for span in waterfall.of_request(spans, name)] == ["t9"]
@@ -65,7 +65,7 @@ def test_single_steps_are_not_drawn() -> None:
     assert len(lines) == 3
 
 
-def test_a_request_without_duration_has_bars_too() -> None:
+def test_a_request_without_duration_has_bars() -> None:
     assert waterfall.draw([span("receive", 5.0, 5.0)])[1].endswith("█")
 
 

@@ -73,7 +73,7 @@ async def test_a_service_has_the_same_password_at_every_server() -> None:
             await bus.close()
 
 
-async def test_a_port_that_is_taken_ends_all_servers() -> None:
+async def test_a_port_in_use_ends_all_servers() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -97,9 +97,9 @@ async def test_a_server_of_a_stack_that_dies_is_started_again(servers: int) -> N
         address = await stack.ready()
         assert address.nats.count("nats://") == 3
         async with AsyncClient(address.nats) as client:
-            wanted = await client.generate("An old woman", sampling)
+            expected = await client.generate("An old woman", sampling)
             for broker in stack.brokers[:servers]:
                 before = broker.pid
                 os.kill(before, signal.SIGKILL)
                 await until(lambda broker=broker, before=before: broker.pid != before, timeout=10)  # type: ignore[misc]
-                assert (await client.generate("An old woman", sampling)).choices == wanted.choices
+                assert (await client.generate("An old woman", sampling)).choices == expected.choices

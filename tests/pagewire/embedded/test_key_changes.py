@@ -88,7 +88,7 @@ async def test_every_server_of_a_cluster_has_the_new_keys(path: Path) -> None:
         watching.cancel()
 
 
-async def test_a_restarted_broker_has_the_keys_as_they_are_then(path: Path) -> None:
+async def test_a_restarted_broker_has_the_current_keys(path: Path) -> None:
     keys = ApiKeys.load(path)
     async with Broker(port=0, api_keys=keys) as broker, asyncio.timeout(30):
         watching = asyncio.create_task(keys.watch())

@@ -21,18 +21,20 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_the_default_model_the_bundled_one_serves_and_a_line_says_so(
+def test_the_bundled_model_replaces_a_default_one_that_cannot_be_fetched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = asyncio.run(choose_model(Settings(max_num_seqs=3)))
     assert (chosen.model, chosen.served_model_name, chosen.max_num_seqs) == (str(BUNDLED), "bundled", 3)
-    said = [line for line in capsys.readouterr().err.splitlines() if "instead" in line]
-    assert len(said) == 1
-    assert said[0].startswith(f"serving the bundled model instead of the default one: {DEFAULT.name} cannot be fetched")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "instead" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        f"serving the bundled model instead of the default one: {DEFAULT.name} cannot be fetched"
+    )
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_model_that_is_named_is_that_or_none() -> None:
+def test_a_named_model_is_never_replaced() -> None:
     with pytest.raises(ConfigurationError, match=DEFAULT.name):
         asyncio.run(choose_model(Settings(model=DEFAULT.name)))
 

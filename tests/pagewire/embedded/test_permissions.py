@@ -1,4 +1,4 @@
-"""Who may publish and subscribe where, on a real server: every user of the table against every subject of it.
+"""The table of permissions on a real server: every user of it against every subject of it.
 
 The table is written by hand, so that `shared/security/permissions.py` has something to agree with.
 """
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 KEYS = {"alice": "alice-key-0123456789", "bob": "1bob-key-0123456789"}
 PASSWORD = '1 "digit" first \\'
-"""Of each service in `deploy/nats.conf`: a server that read it as it is would end."""
+"""Password of each service in `deploy/nats.conf`: a server would end if it read the text as it is."""
 
 REQUESTS = ("generate.m", "tokenize.m", "detokenize.m", "models", "cancel.r", "cancel.d.r.secret", "resume.d.r.secret")
 OF_CLIENTS = {f"pagewire.v1.{request}" for request in REQUESTS}
@@ -97,7 +97,7 @@ PATTERNS = {">", "*.>", "pagewire.>", "pagewire.v1.>", "pagewire.svc.>", "_INBOX
 
 @dataclass(frozen=True)
 class Row:
-    """What one user may do of all that stands in the table; the rest is denied."""
+    """One user's part of the table; the rest must be denied."""
 
     publish: set[str]
     subscribe: set[str]
@@ -202,8 +202,8 @@ class Server:
     async def connect(self, user: str) -> NatsBus:
         inboxes = inboxes_of(user) if user in ROLES else client_inbox("" if user in {CLIENT, OPERATOR} else user)
         password = self.passwords[user]
-        given = user if password else ""
-        return await nats.connect(self.url, name="test", user=given, password=password, inbox_prefix=inboxes)
+        name = user if password else ""
+        return await nats.connect(self.url, name="test", user=name, password=password, inbox_prefix=inboxes)
 
 
 def write_keys(folder: Path) -> Path:
@@ -281,7 +281,7 @@ async def test_a_user_subscribes_where_the_table_says_and_nowhere_else(server: S
     assert allowed == TABLE[user].subscribe
 
 
-async def test_credentials_are_needed_and_those_of_one_user_are_not_those_of_another(server: Server) -> None:
+async def test_each_user_needs_its_own_credentials(server: Server) -> None:
     wrong = [("", ""), (CLIENT, "x"), ("alice", KEYS["bob"]), ("executor", "x"), ("executor", KEYS["alice"])]
     for user, password in wrong:
         with pytest.raises(ConfigurationError, match="credentials"):
@@ -294,20 +294,20 @@ async def test_a_client_may_not_use_the_inboxes_of_others(server: Server) -> Non
             await nats.connect(server.url, name="t", user="alice", password=KEYS["alice"], inbox_prefix=prefix)
 
 
-async def test_a_service_answers_who_asks_and_only_once(server: Server) -> None:
+async def test_a_service_answers_each_request_once(server: Server) -> None:
     """So it answers discovery without a right to write to the inboxes of clients."""
     executor, alice = await server.connect("executor"), await server.connect("alice")
-    asked: list[Message] = []
-    await executor.subscribe("$SRV.PING", asked.append)
+    requests: list[Message] = []
+    await executor.subscribe("$SRV.PING", requests.append)
     heard: list[Message] = []
     with alice.inbox(heard.append) as inbox:
         alice.publish("$SRV.PING", b"", reply=inbox)
         async with asyncio.timeout(10):
-            while not asked:
+            while not requests:
                 await alice.flush()
                 await executor.flush()
-        executor.publish(asked[0].reply, b"here")
-        executor.publish(asked[0].reply, b"again")
+        executor.publish(requests[0].reply, b"here")
+        executor.publish(requests[0].reply, b"again")
         await executor.flush()
         await alice.flush()
         assert [message.data for message in heard] == [b"here"]

@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def text(stack: Served) -> str:
-    """What the model says to the prompt, greedily, by the shortest way."""
+    """The model's greedy answer to the prompt, by the shortest way."""
     with Client(stack.nats) as client:
         return client.generate("Once upon a time", GREEDY).choices[0].text
 
@@ -62,7 +62,7 @@ def status_of(url: str) -> int:
         return 0
 
 
-def test_it_is_healthy_from_the_ready_line_on(stack: Served) -> None:
+def test_the_stack_is_healthy_from_the_ready_line_on(stack: Served) -> None:
     assert status_of(f"{stack.http}/health") == 200
 
 
@@ -89,7 +89,7 @@ def test_the_command_prints_the_same_text(stack: Served, text: str) -> None:
     assert (done.returncode, done.stdout) == (0, f"Once upon a time{text}\n"), done.stderr
 
 
-def test_what_the_chat_template_refuses_is_refused_by_name(stack: Served) -> None:
+def test_a_role_that_the_chat_template_refuses_is_named(stack: Served) -> None:
     with Client(stack.nats) as client, pytest.raises(errors.InvalidRequest, match=r"template.*wizard"):
         client.chat([{"role": "wizard", "content": "hi"}])
 
@@ -118,7 +118,7 @@ def test_status_counts_replicas(stack: Served) -> None:
     assert done.stdout.splitlines()[-1] == "not ready: executor (1 of 2), scheduler (1 of 2)"
 
 
-def test_a_program_per_replica_of_what_is_replicated() -> None:
+def test_each_replica_has_a_program_per_replicated_service() -> None:
     one, three = Settings(), Settings(data_parallel_size=3)
     assert [replicas_of(service, three) for service in PIPELINE] == [3, 3, 1, 1]
     assert {replicas_of(service, one) for service in PIPELINE} == {1}
@@ -137,7 +137,7 @@ def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("visible", "own"), [("", ["0", "1"]), ("5,3", ["5", "3"]), ("GPU-a,GPU-b,2", ["GPU-a", "GPU-b"])]
 )
-def test_each_executor_of_several_has_a_gpu_of_its_own(
+def test_each_executor_replica_has_a_gpu_of_its_own(
     monkeypatch: pytest.MonkeyPatch, visible: str, own: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -172,7 +172,7 @@ def test_a_request_leaves_a_waterfall(stack: Served) -> None:
     assert sorted(stages) == ["admit", "decode", "prefill", "queue", "receive", "run", "stream"]
 
 
-async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
+async def test_a_killed_service_comes_back(stack: Served, text: str) -> None:
     killed = stack.service("tokenizer")
     os.kill(killed, signal.SIGKILL)
     await until(lambda: stack.find("tokenizer") not in (None, killed), timeout=30)
@@ -212,23 +212,23 @@ def check_demo(*arguments: str) -> str:
     assert done.returncode == 0, done.stderr
     asked, _, answer = done.stdout.split("\n", 2)
     assert answer.strip()
-    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
-        assert wanted in done.stdout
+    for word in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
+        assert word in done.stdout
     assert "pagewire chat" in done.stdout.splitlines()[-5]
     return asked
 
 
 def test_the_demo_shows_a_question_its_answer_and_its_timings() -> None:
-    asked = check_demo()
+    output = check_demo()
     served, question = (DEFAULT.name, demo.QUESTION) if DEFAULT.is_fetched else (BUNDLED, demo.STORY)
-    assert asked == f"{served} is asked: {question}"
+    assert output == f"{served} is asked: {question}"
 
 
 def test_the_demo_has_a_question_for_the_bundled_model() -> None:
     assert check_demo("--model", "bundled") == f"bundled is asked: {demo.STORY}"
 
 
-def test_offline_generation_brings_its_own_stack(text: str) -> None:
+def test_offline_generation_starts_its_own_stack(text: str) -> None:
     with LLM("bundled", max_model_len=256, num_kv_blocks=64) as llm:
         results = llm.generate(["Once upon a time", "Alice was"], GREEDY)
         assert results[0].outputs[0].text == text

@@ -66,7 +66,7 @@ def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
     assert delays == [0.1, 0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.1]
 
 
-async def test_what_ends_is_started_again(tmp_path: Path) -> None:
+async def test_a_program_that_ends_is_restarted(tmp_path: Path) -> None:
     supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 4)
     supervisor.cancel()
@@ -77,7 +77,7 @@ async def test_what_ends_is_started_again(tmp_path: Path) -> None:
     assert gaps[2] > 0.08e9, "the delay doubles"
 
 
-async def test_a_healthy_while_forgives(tmp_path: Path) -> None:
+async def test_a_healthy_run_resets_the_delay(tmp_path: Path) -> None:
     policy = RestartPolicy(first_delay=0.01, longest_delay=60, healthy=0.0, end=0.5)
     supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(0)")], policy).run())
     await until(lambda: len(pids(tmp_path)) >= 12)
@@ -101,7 +101,7 @@ async def test_the_reason_of_a_refusal_is_passed_on(tmp_path: Path) -> None:
         await Supervisor([program(tmp_path, body)], QUICK).run()
 
 
-async def test_a_command_that_does_not_exist_is_named() -> None:
+async def test_a_missing_command_is_named() -> None:
     with pytest.raises(ConfigurationError, match="/nowhere/to/be"):
         await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()
 
@@ -118,7 +118,7 @@ async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
-async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
+async def test_a_killed_program_is_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK)
     running = asyncio.create_task(supervisor.run())
     await until(lambda: len(pids(tmp_path)) == 1)

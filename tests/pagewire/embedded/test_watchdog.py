@@ -75,7 +75,7 @@ async def watched(memory: MemoryBroker, instances: dict[str, str], killed: list[
     running.cancel()
 
 
-async def test_ready_once_every_service_says_so(watched: Watchdog, fake: Fake) -> None:
+async def test_the_stack_is_ready_once_every_service_is(watched: Watchdog, fake: Fake) -> None:
     waiting = asyncio.create_task(watched.all_ready(["executor", "scheduler"]))
     fake.beat("executor", "e1", port=7.0)
     fake.beat("scheduler", "s1", ready=False)
@@ -114,7 +114,7 @@ async def test_a_frozen_replica_is_killed_by_the_name_of_its_program(
     await until(lambda: killed == ["executor-1"])
 
 
-async def test_a_silent_service_that_answers_lives(fake: Fake, killed: list[str]) -> None:
+async def test_a_silent_service_that_answers_a_ping_lives(fake: Fake, killed: list[str]) -> None:
     await fake.subscribe_to_pings("executor", "e1", answer=True)
     fake.beat("executor", "e1")
     await asyncio.sleep(0.3)

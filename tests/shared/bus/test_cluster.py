@@ -59,15 +59,15 @@ async def cluster_of_three() -> AsyncIterator[Scene]:
 @asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[Scene]:
     at: dict[str, NatsBus] = {}
-    wanted = [broker.url.removeprefix("nats://") for broker in cluster.brokers]
+    addresses = [broker.url.removeprefix("nats://") for broker in cluster.brokers]
     try:
-        while len(at) < len(wanted):  # a connection chooses its server at random
+        while len(at) < len(addresses):  # a connection chooses its server at random
             bus = await connect_service(cluster)
             if bus.address in at:
                 await bus.close()
             else:
                 at[bus.address] = bus
-        yield Scene(cluster, [at[address] for address in wanted])
+        yield Scene(cluster, [at[address] for address in addresses])
     finally:
         for bus in at.values():
             await bus.close()
@@ -109,13 +109,13 @@ async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
             tasks.create_task(another.store.check())
         assert await another.store.next_term() > before
         assert [await other.store.get_done("r") for other in scene.buses if other is not another] == [b"done"] * 2
-        found: list[bytes] = []
+        stored: list[bytes] = []
         async with asyncio.timeout(20):
-            while len(found) < 20:
+            while len(stored) < 20:
                 for item in await pull(bus):
-                    found.append(item.data)
+                    stored.append(item.data)
                     await bus.store.end_work(item.ack)
-        assert sorted(found) == sorted(b"%d" % i for i in range(20))
+        assert sorted(stored) == sorted(b"%d" % i for i in range(20))
         assert await bus.store.pull_work("m", 100, expires=0.1) == []
         if lose is freeze_server:
             os.kill(victim.pid, signal.SIGCONT)
@@ -160,7 +160,7 @@ async def test_a_first_connection_passes_over_servers_that_do_not_answer() -> No
         os.kill(scene.brokers[1].pid, signal.SIGCONT)
 
 
-async def test_a_subscription_is_known_before_what_its_connection_publishes_after_it(cluster: Cluster) -> None:
+async def test_a_subscription_precedes_later_messages_of_its_connection(cluster: Cluster) -> None:
     async with connected(cluster) as scene:
         one, two, _ = scene.buses
         received: list[bytes] = []
@@ -200,7 +200,7 @@ async def test_an_item_whose_answer_is_lost_is_stored_once(
         await bus.store.end_work(item.ack)
 
 
-async def test_without_a_majority_nothing_is_stored_and_afterwards_everything_again(
+async def test_the_store_refuses_work_without_a_majority_and_takes_it_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with cluster_of_three() as scene:
@@ -231,7 +231,7 @@ async def connect_once(server: Broker | Cluster, replicas: int) -> NatsBus:
     )
 
 
-async def test_more_copies_than_servers_are_waited_for(cluster: Cluster) -> None:
+async def test_a_service_waits_for_as_many_servers_as_copies(cluster: Cluster) -> None:
     await (await connect_service(cluster)).close()
     with pytest.raises(BusUnavailable, match="--nats-replicas needs as many servers"):
         await connect_once(cluster, replicas=5)

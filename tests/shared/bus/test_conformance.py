@@ -1,4 +1,4 @@
-"""What every bus must do: one suite, run on the in-memory bus, on a real NATS server, and its store on a cluster."""
+"""The rules of every bus: one suite for the in-memory bus, a real NATS server, and the store of a cluster."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pagewire.shared.bus import Handler, Message, StoredItem
+from pagewire.shared.bus import Bus, Handler, Item, Message, StoredItem
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import KINDS, World
 from tests.support.waiting import until
@@ -30,6 +30,15 @@ def collect(into: list[bytes]) -> Handler:
     return lambda message: into.append(message.data)
 
 
+async def end_by_another(bus: Bus, item: Item) -> None:
+    """Ends an item that another connection has just pulled: its server may learn of a new consumer a moment later."""
+    while True:
+        try:
+            return await bus.store.end_work(item.ack)
+        except NoResponders:
+            await asyncio.sleep(0.01)
+
+
 class TestSubjects:
     @pytest.mark.parametrize(
         ("pattern", "hits", "misses"),
@@ -42,7 +51,9 @@ class TestSubjects:
             ("*.>", ["a.b", "b.a.c"], ["a"]),
         ],
     )
-    async def test_wildcards(self, world: World, pattern: str, hits: list[str], misses: list[str]) -> None:
+    async def test_wildcards_match_one_token_or_the_rest(
+        self, world: World, pattern: str, hits: list[str], misses: list[str]
+    ) -> None:
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
         received: list[str] = []
@@ -56,7 +67,7 @@ class TestSubjects:
         assert received == [f"{root}.{subject}" for subject in hits]
 
     @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x", "a.*", "a.>", "\u00e9"])
-    async def test_no_message_goes_to_what_is_no_subject(self, world: World, subject: str) -> None:
+    async def test_an_invalid_subject_is_refused(self, world: World, subject: str) -> None:
         bus = await world.connect()
         with pytest.raises(ValueError, match="not a subject"):
             bus.publish(subject, b"")
@@ -65,7 +76,7 @@ class TestSubjects:
         await bus.flush()
 
     @pytest.mark.parametrize("pattern", ["", "a..b", "a.>.b", "a.b*", ".a", "a.", "a b"])
-    async def test_no_subscription_to_what_is_no_pattern(self, world: World, pattern: str) -> None:
+    async def test_an_invalid_pattern_is_refused(self, world: World, pattern: str) -> None:
         bus = await world.connect()
         with pytest.raises(ValueError, match="not a subject"):
             await bus.subscribe(pattern, lambda message: None)
@@ -81,13 +92,13 @@ class TestSubjects:
 class TestViews:
     """A view is a bus over the same connection with inboxes of its own."""
 
-    async def test_its_inboxes_carry_its_prefix_and_requests_are_answered_there(self, world: World) -> None:
+    async def test_requests_of_a_view_are_answered_under_its_prefix(self, world: World) -> None:
         bus, other = await world.connect(), await world.connect()
         subject, prefix = unique("t"), f"_TENANT.{unique('a')}"
-        asked: list[Message] = []
+        requests: list[Message] = []
 
         def answer(message: Message) -> None:
-            asked.append(message)
+            requests.append(message)
             other.publish(message.reply, b"answer")
 
         await other.subscribe(subject, answer)
@@ -97,22 +108,22 @@ class TestViews:
         with view.inbox(lambda message: None) as inbox:
             assert inbox.startswith(f"{prefix}.")
         assert view.new_inbox().startswith(f"{prefix}.")
-        assert [message.reply.startswith(f"{prefix}.") for message in asked] == [True, False]
+        assert [message.reply.startswith(f"{prefix}.") for message in requests] == [True, False]
 
-    async def test_nobody_at_a_subject_is_said_at_once(self, world: World) -> None:
+    async def test_a_view_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
         view = await (await world.connect()).view("_TENANT.a")
         with pytest.raises(NoResponders):
             await view.request(unique("t"), b"", timeout=30)
 
-    async def test_it_ends_with_its_connection_and_not_before(self, world: World) -> None:
+    async def test_a_view_ends_with_its_connection(self, world: World) -> None:
         bus = await world.connect()
         view = await bus.view("_TENANT.a")
         subject = unique("t")
-        asked = asyncio.Event()
-        await bus.subscribe(subject, lambda message: asked.set())
+        arrived = asyncio.Event()
+        await bus.subscribe(subject, lambda message: arrived.set())
         await view.close()
         waiting = asyncio.create_task(view.request(subject, b"", timeout=30))
-        await asked.wait()
+        await arrived.wait()
         await bus.close()
         with pytest.raises(BusUnavailable):
             await waiting
@@ -132,7 +143,7 @@ class TestDelivery:
             Message(subject, b""),
         ]
 
-    async def test_a_line_break_in_a_header_ends_nothing(self, world: World) -> None:
+    async def test_a_line_break_in_a_header_becomes_a_space(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
         received: list[Message] = []
@@ -187,16 +198,16 @@ class TestDelivery:
             await member.subscribe(subject, collect(received), queue="q")
         await members[0].subscribe(subject, lambda message: other_group.append(message.data), queue="other")
         await members[1].subscribe(subject, lambda message: everything.append(message.data))
-        wanted = [b"%d" % number for number in range(300)]
-        for data in wanted:
+        expected = [b"%d" % number for number in range(300)]
+        for data in expected:
             publisher.publish(subject, data)
         await until(lambda: len(everything) == len(other_group) == sum(map(len, shared_by)) == 300)
-        assert everything == other_group == wanted
-        assert sorted(itertools.chain(*shared_by), key=int) == wanted
+        assert everything == other_group == expected
+        assert sorted(itertools.chain(*shared_by), key=int) == expected
         assert all(shared_by), "one member got nothing of 300 messages"
 
     async def test_subscribe_is_a_barrier(self, world: World) -> None:
-        """What anyone publishes after `subscribe` has returned is delivered."""
+        """Every message that is published after `subscribe` has returned is delivered."""
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
         received: list[str] = []
@@ -210,7 +221,9 @@ class TestDelivery:
         assert received == [f"{root}.{number}" for number in range(300)]
 
     @pytest.mark.parametrize("error", [ValueError("bad"), asyncio.CancelledError()])
-    async def test_what_a_handler_raises_ends_nothing(self, world: World, error: BaseException) -> None:
+    async def test_a_subscription_survives_an_exception_of_its_handler(
+        self, world: World, error: BaseException
+    ) -> None:
         bus = await world.connect()
         subject = unique("t")
         received: list[bytes] = []
@@ -282,16 +295,16 @@ class TestEnd:
         await closing.subscribe(subject, lambda message: received.append(message.data))
         await closing.subscribe(subject, lambda message: closing.publish(f"{subject}.answer", message.data))
         await reader.subscribe(f"{subject}.answer", lambda message: answers.append(message.data))
-        wanted = [b"%d" % number for number in range(1000)]
-        for data in wanted:
+        expected = [b"%d" % number for number in range(1000)]
+        for data in expected:
             reader.publish(subject, data)
         await reader.flush()
         await closing.close()
-        assert received == wanted
+        assert received == expected
         await until(lambda: len(answers) == 1000)
-        assert answers == wanted
+        assert answers == expected
 
-    async def test_a_closed_bus_says_so(self, world: World) -> None:
+    async def test_a_closed_bus_raises_an_error(self, world: World) -> None:
         bus = await world.connect()
         other = await world.connect()
         subject = unique("t")
@@ -314,7 +327,7 @@ class TestEnd:
 
 
 class TestInboxes:
-    async def test_each_hears_its_own_messages_until_it_is_closed(self, world: World) -> None:
+    async def test_each_inbox_gets_its_own_messages_until_it_is_closed(self, world: World) -> None:
         bus, service = await world.connect(), await world.connect()
         first: list[bytes] = []
         second: list[bytes] = []
@@ -331,7 +344,7 @@ class TestInboxes:
             await until(lambda: second[-1] == b"last")
         assert len(first) == 50
 
-    async def test_tells_that_nobody_is_there(self, world: World) -> None:
+    async def test_an_inbox_learns_that_nobody_subscribes(self, world: World) -> None:
         bus = await world.connect()
         received: list[Message] = []
         with bus.inbox(received.append) as inbox:
@@ -339,7 +352,7 @@ class TestInboxes:
             await until(lambda: received)
         assert received[0].headers["Status"] == "503"
 
-    async def test_without_a_connection_there_is_none(self, world: World) -> None:
+    async def test_an_inbox_needs_a_connection(self, world: World) -> None:
         bus = await world.connect()
         await bus.close()
         with pytest.raises(ConnectionLost), bus.inbox(lambda _: None):
@@ -359,17 +372,14 @@ class TestRequests:
         assert [reply.data for reply in replies] == [b"%d" % number for number in range(500)]
         assert replies[0].headers == {"Seen": "yes"}
 
-    async def test_nobody_there_is_known_at_once(self, world: World) -> None:
+    async def test_a_request_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
         bus = await world.connect()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         with pytest.raises(NoResponders):
-            await bus.request(unique("t"), b"", timeout=30)
+            await bus.request(unique("t"), b"", timeout=600)
         with pytest.raises(NoResponders):
-            await anext(bus.request_many(unique("t"), b"", stall=30))
-        assert loop.time() - started < 5
+            await anext(bus.request_many(unique("t"), b"", stall=600))
 
-    async def test_a_reply_subject_hears_that_nobody_is_there(self, world: World) -> None:
+    async def test_a_reply_subject_learns_that_nobody_subscribes(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
         bus, other = await world.connect(), await world.connect()
         inbox = bus.new_inbox()
@@ -456,7 +466,7 @@ class TestStore:
         assert (item.data, dict(item.headers)) == (b"data", {"traceparent": "00-1-2-01"})
         assert item.deliveries == 1
         assert item.stored_at > 1_700_000_000
-        await detokenizer.store.end_work(item.ack)
+        await end_by_another(detokenizer, item)
         await detokenizer.store.end_work(item.ack)
         assert await scheduler.store.pull_work(model, 10, expires=0.05) == []
 
@@ -500,17 +510,17 @@ class TestStore:
             await one.store.put_work(queue, body, headers={"trace": str(number)})
         await one.store.put_work(f"{unique('m')}.normal.any", b"of another model")
         (taken,) = await two.store.pull_work(f"{model}.urgent.any", 1, expires=5)
-        found: list[StoredItem] = []
-        while items := await one.store.list_work(model, found[-1].sequence if found else 0):
-            found += items
-        assert [item.data for item in found] == bodies, "a delivered item is among them"
-        assert [item.headers for item in found] == [{"trace": str(number)} for number in range(250)]
-        assert sorted({item.sequence for item in found}) == [item.sequence for item in found]
+        listed: list[StoredItem] = []
+        while items := await one.store.list_work(model, listed[-1].sequence if listed else 0):
+            listed += items
+        assert [item.data for item in listed] == bodies, "a delivered item is among them"
+        assert [item.headers for item in listed] == [{"trace": str(number)} for number in range(250)]
+        assert sorted({item.sequence for item in listed}) == [item.sequence for item in listed]
         await two.store.end_work(taken.ack)
         async with asyncio.timeout(5):
             while (await one.store.list_work(model))[0].data != bodies[1]:
                 pass  # a copy of a cluster may lag behind
-        assert await one.store.list_work(model, found[-1].sequence) == []
+        assert await one.store.list_work(model, listed[-1].sequence) == []
         for queue, count in ((f"{model}.urgent.any", 124), (f"{model}.normal.any", 125)):
             pulled = await two.store.pull_work(queue, count, expires=5)
             assert len(pulled) == count, "nothing that was listed counts as delivered"
@@ -520,16 +530,13 @@ class TestStore:
         putter, puller = await world.connect(), await world.connect()
         model = unique("m")
         assert await puller.store.pull_work(model, 10, expires=0.05) == []
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=30))
+        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=600))
         await putter.store.put_work(model, b"one")
         (item,) = await pulling
         assert item.data == b"one"
-        assert loop.time() - started < 5
         await puller.store.end_work(item.ack)
 
-    async def test_a_pull_that_is_given_up_takes_nothing_with_it(self, world: World) -> None:
+    async def test_a_cancelled_pull_loses_no_item(self, world: World) -> None:
         bus = await world.connect()
         model = unique("m")
         await bus.store.pull_work(model, 1, expires=0.05)
@@ -546,7 +553,7 @@ class TestStore:
             assert loop.time() - started < world.ack_wait / 2, "it came with the redelivery only"
             await bus.store.end_work(items[0].ack)
 
-    async def test_redelivery(self, world: World) -> None:
+    async def test_an_item_is_redelivered_until_it_is_ended(self, world: World) -> None:
         owner, thief = await world.connect(), await world.connect()
         model = unique("m")
         for name in (b"lost", b"renewed", b"ended", b"returned"):
@@ -571,19 +578,19 @@ class TestStore:
         await owner.store.end_work(renewed.ack)
         assert lost.ack != renewed.ack
 
-    async def test_more_than_a_thousand_items_may_be_out(self, world: World) -> None:
+    async def test_more_than_a_thousand_items_may_be_delivered_at_once(self, world: World) -> None:
         bus = await world.connect()
         model = unique("m")
         for start in range(0, 1200, 100):
             await asyncio.gather(*(bus.store.put_work(model, b"%d" % (start + n)) for n in range(100)))
-        seen: set[bytes] = set()
-        while len(seen) < 1200:
+        delivered: set[bytes] = set()
+        while len(delivered) < 1200:
             items = await bus.store.pull_work(model, 200, expires=0.2)
-            assert items, f"the queue holds back after {len(seen)} items"
-            seen |= {item.data for item in items}
-        assert len(seen) == 1200
+            assert items, f"the queue holds back after {len(delivered)} items"
+            delivered |= {item.data for item in items}
+        assert len(delivered) == 1200
 
-    async def test_what_ended_is_remembered(self, world: World) -> None:
+    async def test_the_record_of_an_ended_request_is_kept(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()
         request_id = unique("request")
         assert await two.store.get_done(request_id) is None

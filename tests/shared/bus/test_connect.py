@@ -20,12 +20,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def test_nobody_listens() -> None:
+async def test_an_address_without_a_server_is_an_error() -> None:
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:\d+: .*refused|Connect call failed"):
         await nats.connect(f"nats://user:secret@127.0.0.1:{free_port()}", name="test", connect_timeout=0.2)
 
 
-async def test_a_server_that_says_nothing() -> None:
+async def test_a_silent_server_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(BusUnavailable, match=f"127.0.0.1:{port}"):
@@ -35,7 +35,7 @@ async def test_a_server_that_says_nothing() -> None:
 @pytest.mark.parametrize(
     "url", ["nats://127.0.0.1:port", "nats://", "http://127.0.0.1:4222", "localhost", "nats://[::1"]
 )
-async def test_an_address_that_is_none(url: str) -> None:
+async def test_a_malformed_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"nats://127\.0\.0\.1:4222"):
         await nats.connect(url, name="test", connect_timeout=0.2)
 

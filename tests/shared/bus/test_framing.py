@@ -14,12 +14,12 @@ values = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp
 
 
 async def read_by_nats_py(block: bytes) -> dict[str, str]:
-    found = await Client()._process_headers(block)
-    return {str(getattr(name, "value", name)): value for name, value in (found or {}).items()}
+    headers = await Client()._process_headers(block)
+    return {str(getattr(name, "value", name)): value for name, value in (headers or {}).items()}
 
 
 @given(st.dictionaries(names, values, min_size=1, max_size=4))
-async def test_what_was_written_is_read(headers: dict[str, str]) -> None:
+async def test_headers_are_read_as_they_were_written(headers: dict[str, str]) -> None:
     block = header_block(headers)
     assert read_headers(block) == headers
     assert await read_by_nats_py(block) == headers
@@ -48,6 +48,6 @@ async def test_a_status_may_come_with_headers() -> None:
         (b"NATS/1.0\r\n\r\n", {}),
     ],
 )
-async def test_what_another_client_may_write(block: bytes, expected: dict[str, str]) -> None:
+async def test_headers_of_other_clients_are_read_as_nats_py_reads_them(block: bytes, expected: dict[str, str]) -> None:
     assert read_headers(block) == expected
     assert await read_by_nats_py(block) == expected

@@ -79,7 +79,7 @@ def bulk() -> tuple[Listener, BulkParser]:
 
 @settings(deadline=None)
 @given(commands=st.lists(st.one_of(messages, messages, others), max_size=12), data=st.data())
-async def test_it_delivers_what_nats_py_delivers(commands: list[bytes], data: st.DataObject) -> None:
+async def test_the_parser_delivers_what_nats_py_delivers(commands: list[bytes], data: st.DataObject) -> None:
     wire = b"".join(commands)
     cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=8), label="cuts")
     pieces = [wire[begin:end] for begin, end in pairwise(sorted([0, *cuts, len(wire)]))]
@@ -101,7 +101,7 @@ async def test_whole_messages_take_the_fast_path() -> None:
 
 
 @pytest.mark.parametrize("size", [40, 100, 1000])
-async def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
+async def test_messages_after_a_cut_one_take_the_fast_path(size: int) -> None:
     listener, parser = bulk()
     wire = message("a", 1, "", b"0123456789") * 100
     await parse(parser, [wire[begin : begin + size] for begin in range(0, len(wire), size)])
@@ -124,7 +124,7 @@ async def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> Non
         b"HMSG a 1 -1 3\r\nabc\r\n",
     ],
 )
-async def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
+async def test_nats_pys_parser_refuses_malformed_lines(line: bytes) -> None:
     listener, parser = bulk()
     with pytest.raises(ProtocolError):
         await parse(parser, [message("a", 1, "", b"x") + line])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class TestStreams:
-    async def test_services_that_start_together_make_them_once(self) -> None:
+    async def test_services_that_start_together_create_the_streams_once(self) -> None:
         async with Broker(port=0) as broker:
             buses = await asyncio.gather(*(connect_service(broker) for _ in range(8)))
             await asyncio.gather(*(bus.store.pull_work("m", 1, expires=0.05) for bus in buses))
@@ -35,7 +35,7 @@ class TestStreams:
             for bus in buses:
                 await bus.close()
 
-    async def test_they_are_on_disk_and_what_ended_is_kept_for_two_minutes(self) -> None:
+    async def test_streams_are_on_disk_and_records_are_kept_for_two_minutes(self) -> None:
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
             configs = {}
@@ -47,7 +47,7 @@ class TestStreams:
             assert configs[DONE_STREAM]["max_age"] == 120 * 10**9
             await bus.close()
 
-    async def test_who_may_not_make_them_waits_until_they_are_there(self) -> None:
+    async def test_a_tokenizer_waits_until_the_streams_are_there(self) -> None:
         async with Broker(port=0) as broker:
             tokenizer = await nats.connect(
                 broker.url,
@@ -119,7 +119,7 @@ class TestStreams:
                 await connect_service(broker, max_store=4 * MAX_STORE)
 
     async def test_a_full_server_refuses_a_check(self) -> None:
-        """What other streams of the server take counts too."""
+        """Bytes that other streams of the server reserve count, too."""
         async with Broker(port=0, max_store=MAX_STORE) as broker:
             bus = await connect_service(broker, max_store=MAX_STORE // 2)
             other = {"name": "OTHER", "subjects": ["other"], "storage": "file"}
@@ -134,7 +134,7 @@ class TestStreams:
             await bus.store.check()
             await bus.close()
 
-    async def test_a_server_that_lost_its_disk_gets_new_ones(self, tmp_path: Path) -> None:
+    async def test_a_server_that_lost_its_disk_gets_new_streams(self, tmp_path: Path) -> None:
         async with Broker(port=0, store=tmp_path) as broker:
             bus = await connect_service(broker)
             await bus.store.put_work("m", b"lost")
@@ -198,7 +198,7 @@ class TestStreams:
             assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
             await bus.close()
 
-    async def test_a_broker_that_was_frozen_stores_and_does_not_count_as_one_that_cannot(self) -> None:
+    async def test_a_broker_that_was_frozen_stores_afterwards(self) -> None:
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
             await freeze(broker.pid)
@@ -243,7 +243,7 @@ class TestStreams:
 
 
 class TestMemory:
-    async def test_what_ended_is_forgotten_in_time(self) -> None:
+    async def test_records_of_ended_requests_expire(self) -> None:
         store = MemoryBus(MemoryBroker(done_age=0.05)).store
         await store.put_done("old", b"1")
         assert await store.get_done("old") == b"1"
@@ -260,7 +260,7 @@ class TestMemory:
         await store.end_work(item.ack)
         assert await store.pull_work("m", 1, expires=0.01) == []
 
-    async def test_items_that_come_again_come_first(self) -> None:
+    async def test_redelivered_items_come_first(self) -> None:
         store = MemoryBus(MemoryBroker()).store
         for number in range(4):
             await store.put_work("m", b"%d" % number)

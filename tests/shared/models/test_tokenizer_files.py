@@ -81,7 +81,7 @@ def test_ids_and_special_tokens_are_those_of_transformers(tmp_path: Path, change
         assert ours.backend.decode(ids) == theirs.backend_tokenizer.decode(ids)
 
 
-def test_special_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_a_file_of_their_own(tmp_path: Path) -> None:
     """As older versions of transformers write them."""
     folder = model_folder(tmp_path / "m")
     special = {"bos_token": TOKEN | {"content": "<s>"}, "pad_token": "the", "additional_special_tokens": ["<x>"]}
@@ -91,7 +91,7 @@ def test_special_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert ours.backend.get_added_tokens_decoder() == theirs.added_tokens_decoder
 
 
-def test_as_an_object_of_transformers(tmp_path: Path) -> None:
+def test_the_object_of_transformers_encodes_alike(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m", template=SIMPLE_TEMPLATE)
     made, theirs = load_tokenizer(folder).to_transformers(), PreTrainedTokenizerFast.from_pretrained(folder)
     messages = [{"role": "user", "content": "Hi"}]
@@ -116,7 +116,7 @@ def binary(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [remove, cut, empty, binary])
-def test_a_broken_tokenizer_is_told_in_one_line(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_broken_tokenizer_is_an_error_of_one_line(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     folder = model_folder(tmp_path / "m")
     harm(folder / "tokenizer.json")
     with pytest.raises(ConfigurationError) as caught:
@@ -126,7 +126,7 @@ def test_a_broken_tokenizer_is_told_in_one_line(tmp_path: Path, harm: Callable[[
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_configuration_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_broken_configuration_is_an_error_of_one_line(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     cut(folder / "tokenizer_config.json")
     (folder / "tokenizer_config.json").write_text("{")

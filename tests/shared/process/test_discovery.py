@@ -29,7 +29,7 @@ async def ask(subject: str, name: str = "tokenizer") -> Any:
 
 
 @pytest.mark.parametrize("suffix", ["", ".pagewire-tokenizer", ".pagewire-tokenizer.i1"])
-async def test_answers_whoever_asks_all_or_this_one(suffix: str) -> None:
+async def test_requests_to_all_and_to_one_instance_are_answered(suffix: str) -> None:
     answer = await ask(f"$SRV.PING{suffix}")
     assert answer["type"] == "io.nats.micro.v1.ping_response"
     assert (answer["name"], answer["id"]) == ("pagewire-tokenizer", "i1")
@@ -48,12 +48,12 @@ async def test_info_names_the_endpoints() -> None:
     assert all(set(endpoint) == {"name", "subject", "queue_group", "metadata"} for endpoint in answer["endpoints"])
 
 
-async def test_what_the_detokenizer_answers() -> None:
+async def test_the_detokenizer_has_three_endpoints() -> None:
     endpoints = (await ask("$SRV.INFO", name="detokenizer"))["endpoints"]
     assert [endpoint["name"] for endpoint in endpoints] == ["detokenize", "cancel", "resume"]
 
 
-async def test_stats_tell_the_load_and_whether_it_is_ready() -> None:
+async def test_statistics_have_the_load_and_the_state() -> None:
     answer = await ask("$SRV.STATS.pagewire-scheduler", name="scheduler")
     assert answer["type"] == "io.nats.micro.v1.stats_response"
     assert answer["metadata"]["ready"] == "true"
@@ -64,7 +64,7 @@ async def test_stats_tell_the_load_and_whether_it_is_ready() -> None:
     assert {"num_requests", "num_errors", "last_error", "processing_time", "average_processing_time"} < set(statistics)
 
 
-async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
+async def test_only_inboxes_are_answered() -> None:
     """A client could otherwise make a service publish on a subject of ours."""
     broker = MemoryBroker()
     await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), heartbeat).listen()
@@ -86,7 +86,7 @@ async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
         ("x", False),
     ],
 )
-async def test_answers_clients_the_supervisor_and_the_probe_of_its_own_container(prefix: str, answered: bool) -> None:
+async def test_clients_the_supervisor_and_the_probe_are_answered(prefix: str, answered: bool) -> None:
     broker = MemoryBroker()
     responder = Responder(MemoryBus(broker), "tokenizer", "i1", Settings(served_model_name="m"), heartbeat)
     await responder.listen()

@@ -28,7 +28,7 @@ class Silent:
 
 
 @pytest.mark.anyio
-async def test_who_begins_to_listen_hears_everybody_before_the_next_interval() -> None:
+async def test_a_new_listener_gets_all_heartbeats_at_once() -> None:
     broker = MemoryBroker()
     beating = asyncio.create_task(Heartbeater(MemoryBus(broker), "executor", "e").run(Silent()))
     heard, first = asyncio.Event(), Peers(MemoryBus(broker))

@@ -1,4 +1,4 @@
-"""What a process asks of Linux, and that it goes on where that is refused."""
+"""A process goes on where Linux refuses its settings."""
 
 import os
 import sys
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is a
 
 
 @pytest.mark.parametrize("refusal", [PermissionError("seccomp"), OSError(22, "not this policy")])
-def test_a_sandbox_may_refuse_to_schedule_otherwise(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
-    asked: list[int] = []
+def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
+    policies: list[int] = []
 
     def refuse(_: int, policy: int, __: os.sched_param) -> None:
-        asked.append(policy)
+        policies.append(policy)
         raise refusal
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     use_batch_scheduling()
-    assert asked == [os.SCHED_BATCH]
+    assert policies == [os.SCHED_BATCH]

@@ -107,7 +107,7 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_it_in_order(broker: Broker, number: signal.Signals) -> None:
+async def test_a_signal_ends_a_service_in_order(broker: Broker, number: signal.Signals) -> None:
     with service(broker, **{INSTANCE: "probe1"}) as process:
         await wait_for_heartbeat(broker, "probe1")
         process.send_signal(number)
@@ -140,7 +140,7 @@ async def test_a_drain_that_takes_too_long_is_ended(broker: Broker) -> None:
     assert "not_drained_in_time" in err
 
 
-async def test_a_supervisor_can_end_it_without_a_drain(broker: Broker) -> None:
+async def test_a_supervisor_can_end_a_service_without_a_drain(broker: Broker) -> None:
     with service(broker, **{INSTANCE: "probe6"}) as process:
         await wait_for_heartbeat(broker, "probe6")
         process.send_signal(END_NOW)
@@ -160,13 +160,13 @@ async def test_a_service_knows_whether_its_supervisor_starts_another(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this way of scheduling")
-async def test_it_interrupts_nobody_to_take_a_message(broker: Broker) -> None:
+async def test_a_service_is_scheduled_in_batches(broker: Broker) -> None:
     with service(broker, **{INSTANCE: "probe3"}) as process:
         await wait_for_heartbeat(broker, "probe3")
         assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
 
 
-async def test_a_service_that_does_not_end_is_ended(broker: Broker) -> None:
+async def test_a_service_that_does_not_end_is_killed(broker: Broker) -> None:
     with service(broker, model="stuck", **{INSTANCE: "probe2"}) as process:
         await wait_for_heartbeat(broker, "probe2")
         process.send_signal(signal.SIGTERM)
@@ -199,7 +199,7 @@ def test_a_fault_is_logged_and_exit_code_1(broker: Broker) -> None:
     assert broker.password not in err
 
 
-def test_without_a_broker_it_tries_again_and_says_so() -> None:
+def test_a_service_without_a_broker_tries_again() -> None:
     with service(None) as process:
         assert process.stderr is not None
         first = json.loads(process.stderr.readline())
@@ -210,7 +210,7 @@ def test_without_a_broker_it_tries_again_and_says_so() -> None:
     assert process.returncode == 0
 
 
-def test_one_that_stores_waits_for_a_jetstream_that_is_missing() -> None:
+def test_a_service_that_stores_waits_for_jetstream() -> None:
     """It may be back later, as when the disk has room again."""
     with (
         plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url,
@@ -226,7 +226,7 @@ def test_one_that_stores_waits_for_a_jetstream_that_is_missing() -> None:
     assert process.returncode == 0
 
 
-def test_it_does_not_outlive_a_supervisor_that_has_gone_already() -> None:
+def test_a_service_does_not_outlive_its_supervisor() -> None:
     with service(None, **{PARENT: "1"}) as process:
         process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
@@ -261,7 +261,7 @@ class Counting:
 
 
 @pytest.mark.parametrize(("interval", "announces"), [(0.02, False), (600, True)])
-async def test_heartbeats_come_by_themselves_and_when_announced(
+async def test_heartbeats_come_regularly_and_on_demand(
     interval: float, announces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeater, "INTERVAL", interval)
@@ -285,7 +285,7 @@ async def test_heartbeats_come_by_themselves_and_when_announced(
     assert built[0].ended
 
 
-async def test_a_draining_service_says_so_at_once_and_ends_when_it_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_draining_service_announces_it_and_ends_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeater, "INTERVAL", 600)
     built: list[Counting] = []
     broker, shutdown = MemoryBroker(), Shutdown()
@@ -310,7 +310,7 @@ async def test_a_draining_service_says_so_at_once_and_ends_when_it_has_drained(m
     await bus.close()
 
 
-async def test_a_service_that_fails_ends_its_heartbeat_too() -> None:
+async def test_a_failed_service_sends_no_heartbeat() -> None:
     class Failing(Counting):
         async def run(self) -> None:
             raise BusUnavailable("gone")

@@ -28,7 +28,7 @@ def test_a_key_belongs_to_the_name_on_its_line(file: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "alice", ALICE[:-1], ALICE + "x", "bob", "é" * 20])
-def test_any_other_token_belongs_to_nobody(file: Path, token: str) -> None:
+def test_an_unknown_token_has_no_tenant(file: Path, token: str) -> None:
     assert ApiKeys.load(file).find(token) is None
 
 

@@ -17,7 +17,7 @@ from pagewire.shared.settings.config import Settings
         (Settings(nats_user="all", nats_password="p"), ("all", "p")),
     ],
 )
-def test_a_service_is_the_user_of_its_name_unless_one_is_given(settings: Settings, given: tuple[str, str]) -> None:
+def test_a_service_is_the_user_of_its_name_by_default(settings: Settings, given: tuple[str, str]) -> None:
     assert credentials.of_service(settings, "executor") == given
 
 

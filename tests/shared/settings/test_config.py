@@ -16,10 +16,10 @@ def test_a_duration_is_a_number_with_its_unit(text: str, expected: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["10", "s", "10 s", "-1s", "10sec", "1m30s", "", 10])
-def test_everything_else_is_refused_by_name(text: object) -> None:
+def test_an_invalid_duration_is_refused_by_name(text: object) -> None:
     with pytest.raises(ConfigurationError, match="max-queue-wait"):
         config.load({"max-queue-wait": text}, environ={})
 
 
-def test_by_default_no_wait_is_too_long() -> None:
+def test_the_wait_is_unbounded_by_default() -> None:
     assert Settings().max_queue_wait is None

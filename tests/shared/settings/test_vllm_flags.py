@@ -42,7 +42,7 @@ def test_settings_with_vllms_meaning_have_vllms_name() -> None:
     assert VLLM & FIELDS.keys() >= COMMON
 
 
-def test_few_flags_are_without_a_word_of_what_to_do() -> None:
+def test_few_flags_have_no_advice() -> None:
     unanswered = VLLM - FIELDS.keys() - ALIASES.keys() - IGNORED.keys()
     assert {flag for flag in unanswered if instead(flag) == NO_COUNTERPART} <= {
         "additional-config",
@@ -64,18 +64,18 @@ def test_few_flags_are_without_a_word_of_what_to_do() -> None:
     }
 
 
-def test_another_flag_of_vllms_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_flag_is_refused_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "bundled", "--tokenizer-mode", "x", "--trust-remote-code", "--max-loras=2"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in said
-    assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in said
-    assert "--max-loras: adapters" in said
+    error = capsys.readouterr().err
+    assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in error
+    assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in error
+    assert "--max-loras: adapters" in error
 
 
-def test_flags_without_effect_are_taken() -> None:
-    given = parser.build_parser().parse_args(
+def test_flags_without_effect_are_accepted() -> None:
+    namespace = parser.build_parser().parse_args(
         ["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"]
     )
-    assert not flags.read_settings(given).prefix_cache
+    assert not flags.read_settings(namespace).prefix_cache

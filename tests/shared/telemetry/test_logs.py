@@ -40,7 +40,7 @@ warnings.warn("old")
 
 
 def lines(body: str = BODY, *, terminal: bool = False, **environ: str) -> list[str]:
-    """What the program writes to its standard error."""
+    """Returns the lines that a program writes to standard error."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     environment = {**os.environ, **environ}
     process = subprocess.Popen([sys.executable, "-c", body], env=environment, stderr=theirs)
@@ -58,7 +58,7 @@ def lines(body: str = BODY, *, terminal: bool = False, **environ: str) -> list[s
 
 
 @pytest.mark.parametrize(("terminal", "asked"), [(False, {}), (True, {"PAGEWIRE_LOG_FORMAT": "json"})])
-def test_machines_get_one_object_per_line(terminal: bool, asked: dict[str, str]) -> None:
+def test_json_logs_have_one_object_per_line(terminal: bool, asked: dict[str, str]) -> None:
     begun, failed = map(json.loads, lines(terminal=terminal, **asked))
     assert begun.pop("timestamp").endswith("Z")
     assert begun == {"event": "begun", "tokens": 3, "level": "info", "service": "probe", "instance": "probe1"}
@@ -67,7 +67,7 @@ def test_machines_get_one_object_per_line(terminal: bool, asked: dict[str, str])
 
 
 @pytest.mark.parametrize(("terminal", "asked"), [(True, {}), (False, {"PAGEWIRE_LOG_FORMAT": "console"})])
-def test_people_get_words_and_a_traceback_without_local_variables(terminal: bool, asked: dict[str, str]) -> None:
+def test_console_logs_have_tracebacks_without_local_variables(terminal: bool, asked: dict[str, str]) -> None:
     written = lines(terminal=terminal, **asked)
     assert "begun" in written[0]
     assert "probe1" in written[0]
@@ -76,7 +76,7 @@ def test_people_get_words_and_a_traceback_without_local_variables(terminal: bool
     assert not any("secret" in line for line in written)
 
 
-def test_what_libraries_log_looks_like_our_own_lines() -> None:
+def test_lines_of_libraries_look_like_our_own() -> None:
     unreachable, failed, warned = map(json.loads, lines(LIBRARIES))
     assert unreachable.pop("timestamp").endswith("Z")
     assert unreachable == {

@@ -13,7 +13,7 @@ from pagewire.shared.telemetry.tail_sampling import RecordAll, TailBuffer
 
 
 class Exported(SpanProcessor):
-    """What reaches an exporter."""
+    """An exporter that keeps its spans."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -48,7 +48,7 @@ class Process:
         return span
 
 
-def test_a_trace_that_is_fast_and_well_is_not_exported() -> None:
+def test_a_fast_trace_without_errors_is_not_exported() -> None:
     process = Process()
     process.span("receive")
     assert process.exported.names == []
@@ -58,7 +58,7 @@ def test_a_trace_that_is_fast_and_well_is_not_exported() -> None:
 @pytest.mark.parametrize(
     "end", [lambda p, s: p.span("stream", 1.1, s), lambda p, s: p.span("stream", parent=s, failed=True)]
 )
-def test_a_slow_or_failed_one_is_with_what_came_before_and_comes_later(end: Callable[[Process, Span], Span]) -> None:
+def test_a_slow_or_failed_trace_is_exported_with_all_spans(end: Callable[[Process, Span], Span]) -> None:
     process = Process()
     first = process.span("receive")
     process.span("other")
@@ -83,7 +83,7 @@ def test_a_sampled_span_is_exported_once() -> None:
     assert process.exported.names == ["receive"]
 
 
-def test_the_oldest_trace_is_given_up_when_too_many_spans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_trace_is_dropped_when_too_many_spans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_sampling, "MAX_HELD", 2)
     process = Process()
     first, second = process.span("a"), process.span("b")

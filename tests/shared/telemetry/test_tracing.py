@@ -22,7 +22,7 @@ def run(body: str, folder: Path, **environ: str) -> str:
     return done.stdout
 
 
-def test_without_a_place_to_send_to_nothing_happens() -> None:
+def test_tracing_is_off_without_a_destination() -> None:
     with tracing.tracer().start_as_current_span("receive", context=tracing.extract({"traceparent": PARENT})) as span:
         headers: dict[str, str] = {}
         tracing.inject(headers, span)
@@ -59,7 +59,7 @@ def test_spans_are_written_with_their_parents(tmp_path: Path) -> None:
     assert queue.attributes == {"names": ["a", "b"]}
 
 
-def test_a_caller_who_does_not_sample_is_obeyed(tmp_path: Path) -> None:
+def test_a_trace_that_its_caller_does_not_sample_is_dropped(tmp_path: Path) -> None:
     run(
         """
         tracing.configure("tokenizer", "i1", Settings(trace_dir=FOLDER))
@@ -83,7 +83,7 @@ def test_a_caller_who_does_not_sample_is_obeyed(tmp_path: Path) -> None:
         ({}, False),
     ],
 )
-def test_the_standard_variables_turn_it_on(environ: dict[str, str], on: bool, tmp_path: Path) -> None:
+def test_the_standard_variables_turn_tracing_on(environ: dict[str, str], on: bool, tmp_path: Path) -> None:
     out = run(
         """
         tracing.configure("tokenizer", "i1", Settings())
@@ -95,7 +95,7 @@ def test_the_standard_variables_turn_it_on(environ: dict[str, str], on: bool, tm
     assert out.strip() == str(on)
 
 
-def test_a_line_cut_off_by_a_crash_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_cut_off_is_skipped(tmp_path: Path) -> None:
     Path(tmp_path, "a.jsonl").write_text(
         '{"name":"x","service":"s","instance":"i","trace_id":"t","span_id":"p","start":1.0,"end":2.0}\n{"name":"y"'
     )

@@ -34,8 +34,8 @@ def test_every_token_but_the_first_counts_once(length: int, window: int, stride:
 
 
 def test_tokens_have_enough_before_them() -> None:
-    seen = token_losses(Counting(), [1] * 60, window=16, stride=4)
-    before = -4 * torch.log(torch.expm1(seen))  # of the logit x the loss is log(1 + e**-x)
+    losses = token_losses(Counting(), [1] * 60, window=16, stride=4)
+    before = -4 * torch.log(torch.expm1(losses))  # of the logit x the loss is log(1 + e**-x)
     assert before[:14].round().tolist() == list(range(14))
     assert before[15:].min() >= 16 - 4 - 1.01
 
@@ -49,8 +49,8 @@ def test_documents_stand_between_ends_of_text() -> None:
 
 def test_bits_per_byte_of_a_model_that_knows_nothing() -> None:
     books = {"one": Book([], ["a book"]), "two": Book([], ["nothing at all", "zzz"])}
-    found = bits_per_byte(Even(), TOKENIZER, books, 512, 256)
+    bits = bits_per_byte(Even(), TOKENIZER, books, 512, 256)
     for name, book in books.items():
         ids, size = held_out_ids(TOKENIZER, book.held_out)
-        assert found[name] == pytest.approx((len(ids) - 1) * math.log2(270) / size, rel=1e-5)
-    assert min(found["one"], found["two"]) < found["all"] < max(found["one"], found["two"])
+        assert bits[name] == pytest.approx((len(ids) - 1) * math.log2(270) / size, rel=1e-5)
+    assert min(bits["one"], bits["two"]) < bits["all"] < max(bits["one"], bits["two"])

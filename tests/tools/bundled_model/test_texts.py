@@ -34,7 +34,7 @@ def test_quotes_are_straight_and_markup_is_gone() -> None:
 
 
 @given(st.text())
-def test_whatever_it_is_it_is_clean_afterwards(text: str) -> None:
+def test_any_text_is_clean_afterwards(text: str) -> None:
     once = clean(text)
     assert once == once.strip()
     assert "\n\n\n" not in once
@@ -46,23 +46,23 @@ def test_stories_are_documents() -> None:
 
 
 def test_a_short_piece_belongs_to_the_story_behind_it() -> None:
-    found = documents("CHAPTER ONE" + "\n\n\n\n" + STORY + "\n\n\n\n" + "The end")
-    assert found[0].startswith("CHAPTER ONE\n\nIt was")
-    assert found[1:] == ["The end"]
-    assert len(found[0]) >= SHORTEST_DOCUMENT
+    stories = documents("CHAPTER ONE" + "\n\n\n\n" + STORY + "\n\n\n\n" + "The end")
+    assert stories[0].startswith("CHAPTER ONE\n\nIt was")
+    assert stories[1:] == ["The end"]
+    assert len(stories[0]) >= SHORTEST_DOCUMENT
 
 
 def test_whole_stories_are_held_out() -> None:
-    found = split_book(book(40))
-    assert [doc.split(".")[0] for doc in found.held_out] == ["Story 38", "Story 39"]
-    assert found.training + found.held_out == documents(book(40))
+    parts = split_book(book(40))
+    assert [doc.split(".")[0] for doc in parts.held_out] == ["Story 38", "Story 39"]
+    assert parts.training + parts.held_out == documents(book(40))
 
 
 def test_one_long_story_is_cut_between_paragraphs() -> None:
     paragraphs = [f"Paragraph {i} of a story that has no chapters and goes on and on." for i in range(200)]
-    found = split_book("\n\n".join(paragraphs))
-    assert "\n\n".join([*found.training, *found.held_out]).split("\n\n") == paragraphs
-    assert len(found.held_out[0].split("\n\n")) == pytest.approx(200 * HELD_OUT_SHARE, abs=2)
+    parts = split_book("\n\n".join(paragraphs))
+    assert "\n\n".join([*parts.training, *parts.held_out]).split("\n\n") == paragraphs
+    assert len(parts.held_out[0].split("\n\n")) == pytest.approx(200 * HELD_OUT_SHARE, abs=2)
 
 
 def test_a_book_without_text_is_refused() -> None:

@@ -84,12 +84,12 @@ def test_every_document_comes_once_a_pass_in_an_order_of_its_own() -> None:
         assert torch.equal(ids[0, 1:], targets[0, :-1])
         passes.append(tokenizer.decode(ids[0].tolist(), skip_special_tokens=False).split("<|endoftext|>")[1:])
         assert int((ids == eos).sum()) == len(docs)
-    assert all(sorted(found) == sorted(docs) for found in passes)
-    assert len({tuple(found) for found in passes}) > 1
+    assert all(sorted(order) == sorted(docs) for order in passes)
+    assert len({tuple(order) for order in passes}) > 1
 
 
 @pytest.mark.full
-def test_what_is_exported_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_model_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run_training(run, 4)
     main(["export", "--run-dir", str(run), "--out", str(out)])

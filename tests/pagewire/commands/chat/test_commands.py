@@ -26,7 +26,7 @@ def shown(conversation: Conversation, line: str) -> str:
         (" /help ", Show(HELP)),
     ],
 )
-def test_what_is_entered(entered: str, action: Action) -> None:
+def test_an_input_is_a_message_or_a_command(entered: str, action: Action) -> None:
     assert interpret(Conversation(), entered) == action
 
 
@@ -43,7 +43,7 @@ def test_what_is_entered(entered: str, action: Action) -> None:
         ('quotes """ inside', False),
     ],
 )
-def test_quotes_that_are_open_hold_the_line(text: str, opened: bool) -> None:
+def test_open_quotes_keep_the_line_open(text: str, opened: bool) -> None:
     assert is_open(text) is opened
 
 
@@ -76,7 +76,7 @@ def test_a_reset_forgets_the_turns() -> None:
     assert conversation.messages() == []
 
 
-def test_what_is_saved_are_the_messages() -> None:
+def test_a_chat_is_saved_as_its_messages() -> None:
     conversation = Conversation(system="Be brief.")
     conversation.ask("Grüße")
     action = interpret(conversation, "/save  my file.json")
@@ -96,7 +96,7 @@ def test_what_is_saved_are_the_messages() -> None:
         ("/set temperature hot", "expected `float`"),
     ],
 )
-def test_what_makes_no_sense_is_refused(entered: str, said: str) -> None:
+def test_an_invalid_command_is_refused(entered: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         interpret(Conversation(), entered)
 

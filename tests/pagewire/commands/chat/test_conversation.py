@@ -7,8 +7,8 @@ from pagewire.shared.messages.client import SamplingParams
 
 def test_turns_follow_the_system_message() -> None:
     conversation = Conversation(system="Be brief.")
-    asked = conversation.ask("Hi")
-    assert asked == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    messages = conversation.ask("Hi")
+    assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     conversation.answer("Hello.")
     assert conversation.ask("Bye")[2:] == [
         {"role": "assistant", "content": "Hello."},
@@ -20,7 +20,7 @@ def test_no_system_message_is_sent_where_none_is_set() -> None:
     assert Conversation().ask("Hi") == [{"role": "user", "content": "Hi"}]
 
 
-def test_a_question_without_an_answer_is_taken_back() -> None:
+def test_a_question_without_an_answer_is_removed() -> None:
     conversation = Conversation()
     conversation.ask("Hi")
     conversation.answer("")
@@ -73,7 +73,7 @@ def test_a_wrong_value_is_refused_and_changes_nothing(name: str, text: str, said
     assert conversation.sampling == {"seed": 1}
 
 
-def test_what_is_unset_is_the_models_own_again() -> None:
+def test_an_unset_parameter_is_the_models_own_again() -> None:
     conversation = Conversation(sampling={"temperature": 0.0})
     conversation.unset("temperature")
     assert conversation.sampling == {}
@@ -85,7 +85,7 @@ def test_every_sampling_parameter_can_be_set_or_is_fixed() -> None:
     assert {*PARAMETERS, *FIXED} == set(SamplingParams.__struct_fields__)
 
 
-def test_flags_are_checked_like_what_is_typed() -> None:
+def test_flags_are_checked_like_typed_parameters() -> None:
     assert as_params({"temperature": 0.5}) == SamplingParams(temperature=0.5)
     with pytest.raises(InvalidRequest, match="temperature must be"):
         as_params({"temperature": -1.0})

@@ -46,7 +46,7 @@ def test_a_block_is_finished_when_the_next_begins(text: str, finished: str) -> N
 
 
 def screen(output: str, height: int) -> list[str]:
-    """What a terminal of unlimited history shows, with lines that it cannot reach any more left as they are."""
+    """A terminal of unlimited history: lines above the screen stay as they are."""
     lines, row = [""], 0
     for sequence in output.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\r", "").split("\x1b["):
         part = sequence.removeprefix("1A").removeprefix("2K")
@@ -81,7 +81,7 @@ def drawn(parts: list[str], height: int) -> list[str]:
 
 @pytest.mark.parametrize("height", [4, 25])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_text_stands_there_once_however_it_came(size: int, height: int) -> None:
+def test_the_text_is_printed_once_however_it_is_split(size: int, height: int) -> None:
     text = ANSWER + "\n" + "a long paragraph " * 40
     parts = [text[start : start + size] for start in range(0, len(text), size)]
     lines = [line.strip() for line in drawn(parts, height) if line.strip()]
@@ -91,7 +91,7 @@ def test_the_text_stands_there_once_however_it_came(size: int, height: int) -> N
     assert " ".join(lines[lines.index("The end.") + 1 :]) == ("a long paragraph " * 40).strip()
 
 
-def test_what_is_open_is_shown_before_it_ends() -> None:
+def test_an_unfinished_block_is_shown() -> None:
     out = console()
     assert isinstance(out.file, io.StringIO)
     with MarkdownWriter(out) as writer:
@@ -99,7 +99,7 @@ def test_what_is_open_is_shown_before_it_ends() -> None:
         assert "Half a sen" in out.file.getvalue()
 
 
-def test_it_is_drawn_at_most_once_per_interval() -> None:
+def test_a_block_is_drawn_at_most_once_per_interval() -> None:
     out = console()
     assert isinstance(out.file, io.StringIO)
     with MarkdownWriter(out, lambda: 1.0) as writer:
@@ -108,6 +108,6 @@ def test_it_is_drawn_at_most_once_per_interval() -> None:
     assert out.file.getvalue().count("word word word") <= 2 * len("word " * 100) // 40 + 2
 
 
-def test_nothing_is_shown_of_nothing() -> None:
+def test_an_empty_text_draws_nothing() -> None:
     assert not "".join(drawn([], 25)).strip()
     assert not "".join(drawn([""], 25)).strip()

@@ -43,7 +43,7 @@ def saved(keyboard: Keyboard, file: Path) -> list[dict[str, str]]:
     return messages
 
 
-def test_a_conversation(keyboard: Keyboard, tmp_path: Path) -> None:
+def test_a_conversation_keeps_its_turns(keyboard: Keyboard, tmp_path: Path) -> None:
     keyboard.type(f"/system Be brief.{ENTER}")
     keyboard.expect("the system message is set")
     keyboard.prompt()
@@ -61,7 +61,7 @@ def test_a_conversation(keyboard: Keyboard, tmp_path: Path) -> None:
     keyboard.type(CTRL_D)
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(keyboard: Keyboard, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_program(keyboard: Keyboard, tmp_path: Path) -> None:
     keyboard.type(f"/set max_tokens 1500{ENTER}")
     keyboard.expect("max_tokens: 1500")
     keyboard.prompt()
@@ -78,8 +78,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(keyboard: Keyboard, tmp_pat
     keyboard.type(f"/exit{ENTER}")
 
 
-def test_a_refusal_is_shown_and_the_chat_goes_on(keyboard: Keyboard, tmp_path: Path) -> None:
-    for entered, said in (
+def test_the_chat_goes_on_after_a_refusal(keyboard: Keyboard, tmp_path: Path) -> None:
+    for entered, output in (
         ("/bye", "there is no command /bye"),
         ("/set temperature 9", "temperature must be in"),
         (f"/save {tmp_path}/none/chat.json", "cannot write"),
@@ -87,13 +87,13 @@ def test_a_refusal_is_shown_and_the_chat_goes_on(keyboard: Keyboard, tmp_path: P
         ("Hello", "1000000"),
     ):
         keyboard.type(entered + ENTER)
-        keyboard.expect(said)
+        keyboard.expect(output)
         keyboard.prompt()
     assert saved(keyboard, tmp_path / "chat.json") == []
     keyboard.type(CTRL_D)
 
 
-def test_all_of_a_pipe_is_one_message_and_its_answer_is_plain(stack: Served) -> None:
+def test_a_pipe_is_one_message_with_a_plain_answer(stack: Served) -> None:
     done = piped("Hello\nthere\n", "--nats-url", stack.nats, *SHORT)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()

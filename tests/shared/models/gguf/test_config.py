@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, and what is refused."""
+"""The configuration in a GGUF file, and the refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ KEYS = [
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "llama-yarn", "llama-linear"])
-def test_it_says_what_config_json_says(tmp_path: Path, name: str) -> None:
+def test_a_gguf_file_gives_the_fields_of_config_json(tmp_path: Path, name: str) -> None:
     ours, theirs = read_config(from_checkpoint(name, tmp_path / "m.gguf")), read_config(checkpoint(name))
     assert {key: ours[key] for key in KEYS} == {key: theirs[key] for key in KEYS}
     assert ours["rope_parameters"] == theirs["rope_parameters"]
     assert ours.get("sliding_window") == (theirs["sliding_window"] if name == "mistral" else None)
 
 
-def test_ends_are_the_named_one_and_the_known_ones(tmp_path: Path) -> None:
+def test_end_tokens_are_the_named_one_and_those_of_llama_cpp(tmp_path: Path) -> None:
     path = from_checkpoint("llama", tmp_path / "m.gguf", metadata={"tokenizer.ggml.eot_token_id": 9})
     assert eos_ids(path) == {0, 9}
     assert set(read_config(path)["eos_token_id"]) == {0, 9}
@@ -50,7 +50,7 @@ def test_a_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         resolve("nothing.gguf")
 
 
-def test_the_name_of_parts_is_that_of_the_whole(tmp_path: Path) -> None:
+def test_a_split_model_has_one_name(tmp_path: Path) -> None:
     from_checkpoint("llama", tmp_path / "m.gguf", split=8)
     first = min(tmp_path.glob("*.gguf"))
     assert served_name(Settings(model=str(first))) == "m"
@@ -69,14 +69,14 @@ def test_the_name_of_parts_is_that_of_the_whole(tmp_path: Path) -> None:
         ({"llama.rope.freq_base": "high"}, "llama.rope.freq_base"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(tmp_path: Path, metadata: dict[str, Any], word: str) -> None:
+def test_an_unsupported_configuration_is_refused(tmp_path: Path, metadata: dict[str, Any], word: str) -> None:
     path = from_checkpoint("llama", tmp_path / "m.gguf", metadata=metadata)
     with pytest.raises(ConfigurationError, match=word) as caught:
         read_config(path)
     assert "\n" not in str(caught.value)
 
 
-def test_another_architecture_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
     path = from_checkpoint("llama", tmp_path / "m.gguf", metadata={"general.architecture": "gemma3"})
     with pytest.raises(ConfigurationError, match=r"gemma3, which .* these are: llama, qwen2, qwen3"):
         read_config(path)

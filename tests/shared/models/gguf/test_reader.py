@@ -3,7 +3,6 @@
 import os
 import shutil
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -64,28 +63,28 @@ def test_metadata_and_tensors_are_found(file: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [4, 7, 23, 24, 60, 1000, 5000])
-def test_a_truncated_header(file: Path, left: int) -> None:
+def test_a_truncated_header_is_refused(file: Path, left: int) -> None:
     file.write_bytes(file.read_bytes()[:left])
     assert "truncated" in refusal(file)
 
 
 @pytest.mark.parametrize("missing", [1, 100, 20_000])
-def test_truncated_tensors(file: Path, missing: int) -> None:
+def test_truncated_tensors_are_refused(file: Path, missing: int) -> None:
     data = file.read_bytes()
-    end = max(found.offset + found.rows * found.row_bytes for found in GgufModel.open(file).tensors.values())
+    end = max(tensor.offset + tensor.rows * tensor.row_bytes for tensor in GgufModel.open(file).tensors.values())
     file.write_bytes(data[: end - missing])
     assert "is truncated: tensor" in refusal(file)
 
 
 @pytest.mark.parametrize("data", [b"", b"GGU", b"GGML" + bytes(60), b"PK\3\4" + bytes(60), bytes(64)])
-def test_another_magic(tmp_path: Path, data: bytes) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
     assert "is not a GGUF file" in refusal(path)
 
 
 @pytest.mark.parametrize(("version", "word"), [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")])
-def test_another_version(tmp_path: Path, version: int, word: str) -> None:
+def test_an_unknown_version_is_refused(tmp_path: Path, version: int, word: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(header(version=version, body=bytes(64)))
     assert word in refusal(path)
@@ -117,23 +116,21 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_counts_that_cannot_be_true(tmp_path: Path, name: str) -> None:
+def test_impossible_counts_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"
     data, word = BROKEN[name]
     path.write_bytes(data)
     assert word in refusal(path)
 
 
-def test_a_huge_file_with_huge_counts_costs_nothing(tmp_path: Path) -> None:
+def test_a_huge_file_with_huge_counts_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(header(tensors=1 << 40, entries=1))
     os.truncate(path, 1 << 43)
-    began = time.monotonic()
     assert "tensors" in refusal(path)
-    assert time.monotonic() - began < 1
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     assert "there is no file" in refusal(tmp_path / "pipe.gguf")
     assert "there is no file" in refusal(tmp_path / "nothing.gguf")
@@ -150,10 +147,10 @@ def test_parts_belong_together(tmp_path: Path) -> None:
     model = GgufModel.open(parts[0])
     assert list(model.files) == parts
     assert model_name(parts[0]) == "model"
-    assert {found.file for found in model.tensors.values()} == set(parts)
+    assert {tensor.file for tensor in model.tensors.values()} == set(parts)
 
 
-def test_parts_of_a_link_are_looked_for_beside_the_link(tmp_path: Path) -> None:
+def test_parts_of_a_linked_model_lie_beside_the_link(tmp_path: Path) -> None:
     stored, linked = tmp_path / "blobs", tmp_path / "snapshot"
     stored.mkdir()
     linked.mkdir()
@@ -212,5 +209,5 @@ def miscounted(parts: list[Path]) -> Path:
         (miscounted, "of 7 tensors"),
     ],
 )
-def test_parts_that_do_not_belong_together(tmp_path: Path, harm: Callable[[list[Path]], Path], word: str) -> None:
+def test_parts_of_different_models_are_refused(tmp_path: Path, harm: Callable[[list[Path]], Path], word: str) -> None:
     assert word in refusal(harm(split(tmp_path)))

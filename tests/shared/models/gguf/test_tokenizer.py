@@ -64,18 +64,20 @@ def write_sentencepiece(path: Path, tokenizer: Tokenizer, **metadata: bool) -> P
 @cache
 def gpt2(pre: str) -> Tokenizer:
     """GPT-2's vocabulary behind the pre-tokenizer of another model."""
-    made = Tokenizer.from_str(tokenizers.tokenizer("gpt2").to_str())
+    reference = Tokenizer.from_str(tokenizers.tokenizer("gpt2").to_str())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        reference.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if pre == "llama-bpe":
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level])
+        reference.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level]
+        )
     if pre == "qwen2":
-        made.normalizer = normalizers.NFC()
+        reference.normalizer = normalizers.NFC()
         cut = pre_tokenizers.Split(Regex(LLAMA_3.replace("{1,3}", "")), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
-    return made
+        reference.pre_tokenizer = pre_tokenizers.Sequence([cut, byte_level])
+    return reference
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
@@ -111,7 +113,7 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "phi-3-mini"])
-def test_text_comes_back(tmp_path: Path, kind: str) -> None:
+def test_decoded_ids_are_the_text(tmp_path: Path, kind: str) -> None:
     path, original = tmp_path / "m.gguf", tokenizers.tokenizer(kind)
     if kind == "gpt2":
         write_byte_level(path, original, "gpt-2")
@@ -125,7 +127,7 @@ def test_text_comes_back(tmp_path: Path, kind: str) -> None:
         assert loaded.decode(loaded.encode(text, add_special_tokens=False).ids) == text
 
 
-def test_special_tokens_and_the_template(tmp_path: Path) -> None:
+def test_special_tokens_and_the_template_are_read(tmp_path: Path) -> None:
     loaded = load(write_byte_level(tmp_path / "m.gguf", tokenizers.tokenizer("gpt2"), "gpt-2"))
     assert loaded.templates == {"default": TEMPLATE}
     assert loaded.backend.encode("a<|endoftext|>b").ids == [64, 50256, 65]
@@ -162,7 +164,7 @@ def test_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
     assert "kind rwkv" in refusal(tmp_path / "b.gguf")
 
 
-def test_broken_tokenizers_are_told_in_one_line(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_an_error_of_one_line(tmp_path: Path) -> None:
     def write(name: str, tokens: list[str], merges: list[str], kinds: list[int]) -> Path:
         writer = GGUFWriter(tmp_path / name, "llama")
         writer.add_tokenizer_model("gpt2")
