@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from pagewire.services.scheduler.request_manager import RequestManager
+from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.protocol import QueueLengths
@@ -35,12 +36,13 @@ class BacklogReporter:
         left: bytes that the store takes beside them.
     """
 
-    def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager) -> None:
+    def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager, meter: ServiceMeter) -> None:
         """`model` is the model's token in subjects."""
         self._bus = bus
         self._model = model
         self._instance = instance
         self._manager = manager
+        self._meter = meter
         self._lower_until = 0.0
         """Until when a scheduler with a lower id counts what is stored; monotonic seconds."""
         self.queued: tuple[int, ...] = ()
@@ -53,8 +55,8 @@ class BacklogReporter:
         await self._bus.subscribe(f"{subjects.BACKLOG}.{self._model}.*", self._on_backlog)
         due = time.monotonic()
         while True:
-            manager, now = self._manager, time.monotonic()
-            manager.meter.sample(manager.policy, manager.requests.values(), now)
+            term, now = self._manager.term, time.monotonic()
+            self._meter.sample(term.policy if term is not None else None, self._manager.requests.values(), now)
             if now >= due:
                 due = now + REPORT_EVERY
                 await self._report()
@@ -70,9 +72,9 @@ class BacklogReporter:
             _log.debug("backlog_not_reported", reason=str(error))
 
     def _describe(self, lengths: QueueLengths | None) -> Backlog:
-        manager, policy, meter = self._manager, self._manager.policy, self._manager.meter
+        term, meter = self._manager.term, self._meter
         started, held = [0] * len(subjects.CLASSES), [0] * len(subjects.CLASSES)
-        for request in manager.requests.values():
+        for request in self._manager.requests.values():
             started[subjects.class_of(request.work.priority)] += not request.queued
             held[subjects.class_of(request.work.priority)] += 1
         stored = [0] * len(subjects.CLASSES)
@@ -86,8 +88,8 @@ class BacklogReporter:
             scheduler=self._instance,
             started=tuple(started),
             starts=meter.starts(time.monotonic()),
-            rate=meter.rate() if policy is not None else 0.0,
-            free=meter.free(policy) if policy is not None else 0.0,
+            rate=meter.rate() if term is not None else 0.0,
+            free=meter.free(term.policy) if term is not None else 0.0,
             stored=tuple(stored) if lengths is not None else (),
             last=lengths.last if lengths is not None else 0,
             delay=meter.delay(),

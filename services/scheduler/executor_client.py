@@ -12,7 +12,6 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError, NoResponders, RequestTimeout, WireVersionError
 from pagewire.shared.messages import Decoder, encode
-from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.process.peers import SILENCE, Peers
@@ -31,7 +30,6 @@ RESEND_AFTER = 0.25
 _log = structlog.get_logger()
 _claimed = Decoder(Claimed)
 _step = Decoder(StepOutput)
-_heartbeat = Decoder(Heartbeat)
 
 
 def free_executors(peers: Peers) -> list[str]:
@@ -76,7 +74,7 @@ class ExecutorClient:
         repairs: how many of these gaps a replay has closed.
     """
 
-    def __init__(self, bus: Bus, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
+    def __init__(self, bus: Bus, peers: Peers, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
         self.name = name
         self.term = term
         self.failed = False
@@ -86,25 +84,24 @@ class ExecutorClient:
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
         self._bus = bus
+        self._peers = peers
         self._on_step = on_step
         self._reader = StepReader(term)
         self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=MAX_SENT_PLANS)
         self._inbox = bus.new_inbox()
         self._last_seen = time.monotonic()
         self._absent_since: float | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat, _ = peers.last(name)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Reads steps until the executor is lost."""
         subscriptions: list[Subscription] = []
         try:
-            for subject, handler in (
-                (f"{subjects.STEPS}.{self.name}", self._on_output),
-                (f"{subjects.HEARTBEAT}.executor.{self.name}", self._on_heartbeat),
-                (self._inbox, self._on_refusal),
-            ):
-                subscriptions.append(await self._bus.subscribe(subject, handler))
+            subscriptions.append(await self._bus.subscribe(f"{subjects.STEPS}.{self.name}", self._on_output))
+            subscriptions.append(await self._bus.subscribe(self._inbox, self._on_refusal))
+            subscriptions.append(await self._peers.listen("executor", self._on_heartbeat, self._on_ended))
+            self._note_seen()  # silence counts from here on
             self.subscribed.set()
             await self._watch()
         finally:
@@ -195,11 +192,14 @@ class ExecutorClient:
         if self._reader.missing is not None:
             self._wake.set()
 
-    def _on_heartbeat(self, message: Message) -> None:
-        if not message.data:
+    def _on_ended(self, instance: str) -> None:
+        if instance == self.name:
             self.mark_lost("its process has ended", failed=True)
-            return
-        beat = _heartbeat.decode(message.data)
+
+    def _on_heartbeat(self) -> None:
+        beat, _ = self._peers.last(self.name)
+        if beat is None or beat is self._heartbeat:
+            return  # the heartbeat of another executor
         self._note_seen()
         self._heartbeat = beat
         if beat.load.get("leaving"):

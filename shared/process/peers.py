@@ -1,8 +1,12 @@
 """The service instances that send heartbeats."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
@@ -20,39 +24,71 @@ DEAF = 1.5
 _heartbeat = Decoder(Heartbeat)
 
 
-class Peers:
-    """The last heartbeat of each instance."""
+@dataclass(eq=False)
+class _Listener(Subscription):
+    """One part of the process that follows the heartbeats of a service."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        on_change: Callable[[], None] | None = None,
-        on_ended: Callable[[str], None] | None = None,
-    ) -> None:
-        """`on_ended` is called with an instance whose process has ended, `on_change` after that and each heartbeat."""
+    service: str
+    on_change: Callable[[], None] | None
+    on_ended: Callable[[str], None] | None
+    remove: Callable[["_Listener"], Awaitable[None]]
+
+    @override
+    async def unsubscribe(self) -> None:
+        await self.remove(self)
+
+
+class Peers:
+    """The last heartbeat of each instance. A process has one, which decodes each heartbeat once for all listeners."""
+
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._on_change = on_change
-        self._on_ended = on_ended
+        self._listeners: dict[str, list[_Listener]] = {}
+        """The listeners of each service."""
+        self._subscriptions: dict[str, Subscription] = {}
+        """The subscription to the heartbeats of each service that has listeners."""
         self._ended: set[str] = set()
+        """Instances whose process has ended."""
         self._last: dict[str, tuple[Heartbeat, float]] = {}
         """By instance: the last heartbeat and the time of its arrival."""
         self._heard_at = self._heard_since = time.monotonic()
         """When the last heartbeat arrived, and since when none can have been missed."""
 
-    async def listen(self, service: str = "*") -> Subscription:
-        """Subscribes to the heartbeats of one kind of service, or of all, and asks for the first ones."""
-        self._heard_at = self._heard_since = time.monotonic()
-        subscription = await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
-        with suppress(BusUnavailable):  # then the next ones will do
-            self._bus.publish(subjects.ANNOUNCE, b"")
-        return subscription
+    async def listen(
+        self,
+        service: str = "*",
+        on_change: Callable[[], None] | None = None,
+        on_ended: Callable[[str], None] | None = None,
+    ) -> Subscription:
+        """Follows the heartbeats of one kind of service, or of all; the first listener of a kind asks for them.
+
+        `on_ended` is called with an instance whose process has ended, `on_change` after that and after each heartbeat.
+        Silence counts from the first call: begin with the service for which `gone` is called.
+        """
+        listener = _Listener(service, on_change, on_ended, self._remove)
+        self._listeners.setdefault(service, []).append(listener)
+        if not self._subscriptions:
+            self._heard_at = self._heard_since = time.monotonic()
+        if len(self._listeners[service]) == 1:
+            subject = f"{subjects.HEARTBEAT}.{service}.*"
+            self._subscriptions[service] = await self._bus.subscribe(subject, partial(self._on_message, service))
+            with suppress(BusUnavailable):  # then the next ones will do
+                self._bus.publish(subjects.ANNOUNCE, b"")
+        return listener
+
+    async def _remove(self, listener: _Listener) -> None:
+        """Ends the subscription to a service with its last listener."""
+        listeners = self._listeners[listener.service]
+        listeners.remove(listener)
+        if not listeners:
+            await self._subscriptions.pop(listener.service).unsubscribe()
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
         oldest = time.monotonic() - SILENCE
         self._last = {instance: last for instance, last in self._last.items() if last[1] > oldest}
-        found = [beat for beat, _ in self._last.values() if beat.service == service]
-        return sorted(found, key=lambda beat: beat.instance)
+        beats = [beat for beat, _ in self._last.values() if beat.service == service]
+        return sorted(beats, key=lambda beat: beat.instance)
 
     def find(self, instance: str) -> Heartbeat | None:
         """Returns the last heartbeat of an instance, None if the instance is not alive."""
@@ -83,24 +119,27 @@ class Peers:
         """Forgets all other instances."""
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, service: str, message: Message) -> None:
         now = time.monotonic()
         if now - self._heard_at > DEAF:
             self._heard_since = now
         self._heard_at = now
+        listeners = list(self._listeners[service])
         if not message.data:
-            self._forget(message.subject.rpartition(".")[2])
+            self._forget(message.subject.rpartition(".")[2], listeners)
         else:
             beat = _heartbeat.try_decode(message.data)
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat is None or beat.instance in self._ended:
                 return
             self._last[beat.instance] = (beat, now)
-        if self._on_change is not None:
-            self._on_change()
+        for listener in listeners:
+            if listener.on_change is not None:
+                listener.on_change()
 
-    def _forget(self, instance: str) -> None:
+    def _forget(self, instance: str, listeners: list[_Listener]) -> None:
         self._ended.add(instance)
         self._last.pop(instance, None)
-        if self._on_ended is not None:
-            self._on_ended(instance)
+        for listener in listeners:
+            if listener.on_ended is not None:
+                listener.on_ended(instance)

@@ -108,7 +108,7 @@ PLAN = Plan(1, 1, b"", (), b"", b"", b"", 64, 8)
 
 async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is_back() -> None:
     bus, elsewhere = (MemoryBus(broker) for broker in [MemoryBroker()] * 2)
-    client = ExecutorClient(bus, "e", 1, lambda step: None)
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
     reading = asyncio.create_task(client.run())
     await client.subscribed.wait()
     client.send(PLAN)
@@ -129,7 +129,8 @@ async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is
 
 async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_client, "ABSENCE", 0.05)
-    client = ExecutorClient(MemoryBus(MemoryBroker()), "e", 1, lambda step: None)
+    bus = MemoryBus(MemoryBroker())
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
     reading = asyncio.create_task(client.run())
     await client.subscribed.wait()
     client.send(PLAN)

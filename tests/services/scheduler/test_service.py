@@ -204,6 +204,10 @@ class Scene:
     def load(self, name: str) -> float:
         return self.scheduler.heartbeat().load.get(name, 0)
 
+    def leaves_executor(self) -> bool:
+        term = self.scheduler._manager.term
+        return term is not None and term.executor.leaving.is_set()
+
     def holds(self, sequences: int) -> bool:
         return self.load("running") + self.load("waiting") >= sequences
 
@@ -772,9 +776,7 @@ class TestDrain:
             await s.work("r", [5, 6], max_tokens=9)
             await s.detokenizer.until(lambda: s.load("running") == 1)
             s.executor.leaving = True
-            await s.detokenizer.until(
-                lambda: s.scheduler._executor is not None and s.scheduler._executor.leaving.is_set()
-            )
+            await s.detokenizer.until(s.leaves_executor)
             await s.work("late", [1, 2])
             s.executor.free_running = True
             s.executor.run()

@@ -34,9 +34,9 @@ async def test_who_begins_to_listen_hears_everybody_before_the_next_interval() -
     heard, first = asyncio.Event(), Peers(MemoryBus(broker))
     await first.listen("executor")
     await until(lambda: first.find("e"))
-    listener = Peers(MemoryBus(broker), on_change=heard.set)
+    listener = Peers(MemoryBus(broker))
     async with asyncio.timeout(INTERVAL / 2):
-        await listener.listen("executor")
+        await listener.listen("executor", heard.set)
         await heard.wait()
     assert listener.find("e") is not None
     beating.cancel()

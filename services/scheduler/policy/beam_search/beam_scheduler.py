@@ -54,17 +54,13 @@ class BeamGroup:
 
 
 class BeamScheduler:
-    """The beam searches of a term that have begun and not ended. Its length is their number.
-
-    Attributes:
-        finished: searches that have ended, with a result or as `Finish.NOT_FINITE`, for the caller to take.
-    """
+    """The beam searches of a term that have begun and not ended. Its length is their number."""
 
     def __init__(self, sequences: SequenceTable) -> None:
-        self.finished: list[BeamGroup] = []
         self._sequences = sequences
         self._active: dict[int, BeamGroup] = {}  # by id of the first choice
         self._complete: list[BeamGroup] = []  # all beams have reported
+        self._failed: list[BeamGroup] = []  # a beam had logits that were not finite
         self._ids = count(FIRST_BEAM + 1)
 
     def __len__(self) -> int:
@@ -109,7 +105,7 @@ class BeamScheduler:
             self.abort(group.choices[0].id)
             for choice in group.choices:
                 choice.finish, choice.state = sequence.finish, SequenceState.FINISHED
-            self.finished.append(group)
+            self._failed.append(group)
 
     def receive(self, output: StepOutput) -> None:
         """Records the candidates that a step has reported."""
@@ -127,20 +123,24 @@ class BeamScheduler:
                     self._complete.append(group)
             begin = end
 
-    def fork(self, num_steps: int) -> tuple[list[Fork], list[int]]:
+    def fork(self, num_steps: int) -> tuple[list[Fork], list[int], list[BeamGroup]]:
         """Replaces the beams of each search whose beams have all reported by those of the next round.
 
         A beam for which there is no slot or block, or whose parent was evicted or preempted, waits and is computed
-        anew. Returns the forks of the next plan, and pairs of blocks that the device must copy for them.
+        anew. Returns the forks of the next plan, pairs of blocks that the device must copy for them, and the searches
+        that have ended since the last call.
         """
         sequences = self._sequences
         forks: list[Fork] = []
         copies: list[int] = []
+        ended, self._failed = self._failed, []
         complete, self._complete = self._complete, []
         for group in complete:
             if group.choices[0].id not in self._active:
                 continue  # it was aborted
             parents, pairs = group.beams, self._advance(group)
+            if not group.beams:
+                ended.append(group)
             slots = {parent.id: parent.slot for parent in parents}
             kept = {parent.id for _, parent in pairs}
             for parent in parents:
@@ -162,7 +162,7 @@ class BeamScheduler:
                 sequences.by_id[child.id] = child
                 if child.state is SequenceState.WAITING:
                     sequences.waiting.prepend(child)
-        return forks, copies
+        return forks, copies, ended
 
     def evict(self, sequence: Sequence) -> bool:
         """Frees the youngest paused beam at once, unless it is older than `sequence`; returns whether there was one.
@@ -205,5 +205,4 @@ class BeamScheduler:
                 choice.reported, choice.cumulative_logprob = list(found.reported), float(found.cumulative_logprob)
                 choice.finish, choice.state = found.finish, SequenceState.FINISHED
             del self._active[group.choices[0].id]
-            self.finished.append(group)
         return [(child, parents[parent]) for child, (parent, _) in zip(group.beams, continuations, strict=True)]

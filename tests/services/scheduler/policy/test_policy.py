@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from pagewire.services.scheduler.policy.block_pool import IntegrityError
-from pagewire.services.scheduler.policy.budget import PROMPT_TOKENS, Budget
+from pagewire.services.scheduler.policy.budget import MIN_PROMPT_TOKENS, Budget
 from pagewire.services.scheduler.policy.policy import MAX_DELAY, MAX_READER_LAG, Policy
 from pagewire.services.scheduler.policy.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
@@ -30,6 +30,9 @@ class Engine:
     wanted: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     arrivals: int = 0
+    now: float = 0.0
+    slowest_reader: int | None = None
+    expired: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.policy = Policy(1, self.limits)
@@ -55,9 +58,11 @@ class Engine:
 
     def plan(self) -> int:
         sent = 0
-        while (plan := self.policy.schedule()) is not None:
-            self.executor.plans.append(plan)
+        while (decision := self.policy.schedule(self.now, self.slowest_reader)).plan is not None:
+            self.executor.plans.append(decision.plan)
+            self.expired += decision.expired
             sent += 1
+        self.expired += decision.expired
         self.policy.sequences.check()
         return sent
 
@@ -212,13 +217,13 @@ def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
 def test_the_lease_waits_for_the_slowest_reader() -> None:
     engine = make_engine(window=8)
     engine.add([1], max_tokens=40)
-    engine.policy.slowest_reader = 3 - MAX_READER_LAG
+    engine.slowest_reader = 3 - MAX_READER_LAG
     for _ in range(20):
         engine.plan()
         engine.executor.run()
         engine.read(99)
     assert engine.executor.step == 4
-    engine.policy.slowest_reader = None  # it has fallen silent
+    engine.slowest_reader = None  # it has fallen silent
     engine.drain()
     engine.assert_exact()
 
@@ -314,7 +319,7 @@ def test_the_removal_of_the_last_slot_is_answered_by_an_empty_output() -> None:
     engine.executor.run()
     assert engine.executor.outputs[-1].sequences == b""
     engine.read(99)
-    assert engine.policy.schedule() is None
+    assert engine.policy.schedule(0.0, None).plan is None
 
 
 def test_an_equal_prompt_waits_for_the_blocks_of_the_first_and_shares_them() -> None:
@@ -409,9 +414,9 @@ def test_what_waits_past_its_deadline_gets_no_slot() -> None:
     engine.plan()
     late, patient = engine.add([2]), engine.add([3])
     late.deadline = 50.0
-    engine.policy.now = 50.0
+    engine.now = 50.0
     engine.drain()
-    assert engine.policy.expired == [late.id]
+    assert engine.expired == [late.id]
     assert (late.state, len(late.tokens)) == (SequenceState.FINISHED, 1)
     assert len(patient.tokens) == 9
 
@@ -553,7 +558,7 @@ def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
     engine = prompt_behind_a_decode(budget=400, max_budget=800)
     totals = totals_at(engine, us_per_token=1500)
     assert totals[0] == 400
-    assert set(totals[-10:]) == {1 + PROMPT_TOKENS}
+    assert set(totals[-10:]) == {1 + MIN_PROMPT_TOKENS}
     engine.drain()
     engine.assert_exact()
 

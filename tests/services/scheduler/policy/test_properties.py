@@ -84,7 +84,6 @@ class Scheduling(RuleBasedStateMachine):
 
     def begin_term(self, term: int) -> None:
         self.policy = Policy(term, self.limits)
-        self.policy.now = self.now
         self.executor = LaggingExecutor(
             self.limits.num_blocks, self.limits.block_size, self.limits.windows, depth=self.depth, most=self.most
         )
@@ -234,21 +233,21 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        while True:
+        planned = True
+        while planned:
             prompts = list(self.policy.sequences.prefills.values())
-            if (plan := self.policy.schedule()) is None:
-                break
-            self.assert_admissions(plan, prompts)
-            self.executor.plans_in.send(plan)
-        for sequence in self.policy.expired:
-            assert self.live[sequence].sequence.deadline <= self.now
-            self.ended(self.live[sequence], aborted=True)
-        self.policy.expired.clear()
-        for search in self.policy.beam_search.finished:
-            for choice in search.choices:
-                assert choice.finish
-                self.ended(self.live[choice.id], aborted=False)
-        self.policy.beam_search.finished.clear()
+            decision = self.policy.schedule(self.now, None)
+            for sequence in decision.expired:
+                assert self.live[sequence].sequence.deadline <= self.now
+                self.ended(self.live[sequence], aborted=True)
+            for search in decision.searches:
+                for choice in search.choices:
+                    assert choice.finish
+                    self.ended(self.live[choice.id], aborted=False)
+            planned = decision.plan is not None
+            if decision.plan is not None:
+                self.assert_admissions(decision.plan, prompts)
+                self.executor.plans_in.send(decision.plan)
 
     @rule(count=st.integers(1, 4))
     def deliver_plans(self, count: int) -> None:
@@ -303,7 +302,6 @@ class Scheduling(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 30.0]))
     def let_time_pass(self, seconds: float) -> None:
         self.now += seconds
-        self.policy.now = self.now
 
     @rule(rarely=st.integers(0, 15))
     def lose_executor(self, rarely: int) -> None:
