@@ -31,6 +31,8 @@ class AddSlot(Wire, frozen=True):
     """Index of the completion of that prompt: part of the sampling counter."""
     trace: str
     """`traceparent` that the executor's spans continue; empty: none."""
+    reports_prompt: bool = False
+    """Whether step outputs report the log-probabilities of the prompt, all of which is computed then."""
 
 
 class Fork(Wire, frozen=True):

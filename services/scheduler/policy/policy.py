@@ -329,6 +329,7 @@ class Policy:
             prompt_index=sequence.prompt_index,
             choice_index=sequence.choice_index,
             trace=sequence.trace,
+            reports_prompt=sequence.reports_prompt,
         )
 
     def _end_expired(self, waiting: list[Sequence], now: float) -> list[int]:

@@ -102,9 +102,12 @@ class Sequence:
 
     @property
     def reports_prompt(self) -> bool:
-        """Whether the executor reports log-probabilities of the prompt, and must therefore compute all of it."""
-        wanted = self.sampling.prompt_logprobs >= 0 and self.choice_index == 0
-        return wanted and len(self.tokens) == self.num_prompt_tokens
+        """Whether the executor reports log-probabilities of the prompt, and must therefore compute all of it.
+
+        The first completion of a prompt reports them, until it has a token.
+        """
+        first = self.choice_index == 0 and len(self.tokens) == self.num_prompt_tokens
+        return first and self.sampling.prompt_logprobs >= 0
 
     @property
     def caller_ids(self) -> tuple[int, ...]:
