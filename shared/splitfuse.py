@@ -12,8 +12,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 
 OTHERS_PER_FORCED = 24
-"""Sequences without a grammar that a step needs for each position of forced tokens beyond one per row, the first one
-excepted: they wait 4 % longer at most where the time of a step grows with its positions."""
+"""Number of sequences without a grammar per position of forced tokens in a step, beyond one position per row and the
+first one of the others. The sequences wait at most 4 % longer where the time of a step grows with its positions."""
 
 
 class PendingTokens(NamedTuple):
@@ -40,6 +40,11 @@ def compose(pending: PendingTokens, budget: int) -> Rows:
     """Returns the rows of one step: all decodes, then prompt chunks in the given order, `budget` tokens altogether.
 
     A slot without work or at its limit is skipped. The step has fewer tokens than `budget` only if there is less work.
+
+    >>> slots, remaining, room = np.array([7, 3, 5]), np.array([1, 100, 1]), np.array([9, 200, 9])
+    >>> rows = compose(PendingTokens(slots, remaining, room), budget=64)
+    >>> rows.slots.tolist(), rows.query_lens.tolist()
+    ([7, 5, 3], [1, 1, 62])
     """
     slots, remaining, room = pending
     open_, decoding = room > 0, remaining == 1
@@ -60,8 +65,13 @@ def compose(pending: PendingTokens, budget: int) -> Rows:
 def pace_forced(remaining: Int64, others: int) -> Int64:
     """Returns how many of their `remaining` positions [N], at least 1 each, rows with forced tokens compute in a step.
 
-    All of them if there are no `others` in it, which are sequences without a grammar. Beside others, each row computes
-    one position, and the first rows some more.
+    `others` is the number of sequences without a grammar in the step. Without others, each row computes all of its
+    positions. Beside others, each row computes one position, and the first rows some more.
+
+    >>> pace_forced(np.array([5, 5, 5]), others=0).tolist()
+    [5, 5, 5]
+    >>> pace_forced(np.array([5, 5, 5]), others=48).tolist()
+    [3, 1, 1]
     """
     if not others:
         return remaining

@@ -1,4 +1,4 @@
-"""Reports to the tokenizers what waits for the schedulers of a model, and how fast it starts."""
+"""Reports to the tokenizers how many requests wait for the schedulers of a model, and how fast they start."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ _backlog = Decoder(Backlog)
 class BacklogReporter:
     """The reports of one scheduler.
 
-    The queues belong to all schedulers of a model together, so only one of them counts what is stored: the one with the
-    lowest instance id among those that report.
+    The queues belong to all schedulers of a model together, so only one of them counts the stored requests: the
+    one with the lowest instance id among those that report.
 
     Attributes:
         queued: requests in the store that no scheduler has, by class; empty: another scheduler counts them.
@@ -44,11 +44,11 @@ class BacklogReporter:
         self._manager = manager
         self._meter = meter
         self._lower_until = 0.0
-        """Until when a scheduler with a lower id counts what is stored; monotonic seconds."""
+        """Monotonic time until which a scheduler with a lower id counts the stored requests."""
         self.queued: tuple[int, ...] = ()
         self.left = 0
         self._held: dict[str, tuple[tuple[int, ...], float]] = {}
-        """By other scheduler: the requests that it has, by class, and when it has said so."""
+        """Requests that each other scheduler has, by class, and the monotonic time of its report."""
 
     async def run(self) -> None:
         """Samples and reports until cancelled."""

@@ -1,4 +1,4 @@
-"""Which detokenizer has the stream of a request, and which one adopts it when that one is gone or drains."""
+"""Finds the detokenizer that has the stream of a request, or the one that adopts it when that is gone or drains."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ class Detokenizers:
         """Instances that were never heard, and of which the broker says that nobody is there."""
 
     async def listen(self) -> None:
-        """Subscribes to their heartbeats."""
+        """Follows their heartbeats."""
         await self._peers.listen("detokenizer", self._changed.set)
 
     async def wait(self, timeout: float) -> None:
@@ -38,7 +38,7 @@ class Detokenizers:
     def choose(self, request: Request) -> str:
         """Returns the detokenizer to attach a request to: the one that has its stream, or the one that adopts it.
 
-        Empty if the former is gone and none is ready.
+        Empty if its owner is gone and no other one is ready.
         """
         owner = request.detokenizer
         if not request.work.opening or not self.must_move(owner):

@@ -43,9 +43,9 @@ async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: s
     There is none either while the store gives no term. Schedulers that search at the same time ask different executors
     first.
     """
-    again = peers.find(last)
-    known = [last] if again is not None and not again.draining else []
-    for executor in rank(owner, {*free_executors(peers), *known}):
+    last_beat = peers.find(last)
+    own = [last] if last_beat is not None and not last_beat.draining else []
+    for executor in rank(owner, {*free_executors(peers), *own}):
         try:
             term = await bus.store.next_term()
         except BusError as error:
@@ -69,9 +69,9 @@ class ExecutorClient:
         subscribed: set once no step can be missed.
         leaving: set once the executor says that it is about to end, and that the scheduler shall leave it.
         lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
-        failed: whether the executor is lost, and what it ran may be the cause.
-        gaps: times so far that steps were missing.
-        repairs: how many of these gaps a replay has closed.
+        failed: whether the executor is lost, and a request that it ran may be the cause.
+        gaps: number of times that steps were missing.
+        repairs: number of these gaps that a replay has closed.
     """
 
     def __init__(self, bus: Bus, peers: Peers, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
@@ -115,7 +115,7 @@ class ExecutorClient:
         self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
     def mark_lost(self, reason: str, *, failed: bool = False) -> None:
-        """Gives the executor up; `failed` says that what it ran may be the cause, unless the executor was leaving."""
+        """Gives the executor up; `failed`: a request may be the cause, unless the executor was leaving."""
         if not self.lost.is_set():
             self.failed = failed and not self.leaving.is_set()
             _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)

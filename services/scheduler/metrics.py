@@ -1,4 +1,4 @@
-"""What this scheduler has counted, over all its terms."""
+"""The figures of this scheduler, over all its terms."""
 
 import time
 from collections import Counter
@@ -103,7 +103,7 @@ def _term_samples(term: Term) -> Iterator[Sample]:
 def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Iterator[Sample]:
     """Yields how many requests run and wait.
 
-    `queued` are those in the store, by class; empty: another scheduler counts them.
+    `queued` is their number in the store, by class; empty: another scheduler counts them.
     """
     running: Counter[str] = Counter(dict.fromkeys(subjects.CLASSES, 0))
     waiting = Counter({(name, reason): 0 for name in subjects.CLASSES for reason in ("capacity", "preempted")})

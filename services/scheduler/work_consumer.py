@@ -52,7 +52,7 @@ class WorkConsumer:
         self._has_capacity.clear()
 
     def _on_peers(self) -> None:
-        """Looks for the queues of a replica at once when it is no longer ready."""
+        """Looks for the queues of a replica as soon as it is no longer ready."""
         ready = self._ready_replicas()
         if ready != self._ready:
             self._ready = ready

@@ -1,4 +1,4 @@
-"""What runs next: continuous batching over paged KV blocks, without I/O and without torch.
+"""Decides what runs next: continuous batching over paged KV blocks, without I/O and without torch.
 
 The executor composes its own steps. The policy gives it slots, blocks and a lease, and learns from step outputs what
 was done. The policy keeps four promises:
@@ -35,7 +35,7 @@ URGENT_STEPS = 2
 MAX_DELAY = 32
 """Steps for which shorter prompts may get a slot before a prompt that is next in order."""
 CANDIDATES = 256
-"""Waiting sequences that are looked at for one plan."""
+"""Waiting sequences that are considered for one plan, at most."""
 
 
 class Decision(NamedTuple):
@@ -117,7 +117,7 @@ class Policy:
         self.budget.observe(output.elapsed_us, sum(counts))
         first, more = output.split_tokens()
         rows = zip(ids, starts, counts, first, output.finishes, strict=True)
-        longer = self._find(more) if more else ()
+        longer = [(by_id[i], row_tokens) for i, row_tokens in more.items() if i in by_id]
         for i, start, count, token, finish in rows:
             sequence = by_id.get(i)
             if sequence is None:
@@ -145,11 +145,6 @@ class Policy:
             self.beam_search.receive(output)
         sequences.free_answered(output.plan)
         return prefilled
-
-    def _find(self, more: dict[int, list[int]]) -> list[tuple[Sequence, list[int]]]:
-        """Returns the sequences that have not ended of those with these ids."""
-        by_id = self.sequences.by_id
-        return [(by_id[i], tokens) for i, tokens in more.items() if i in by_id]
 
     def _append_more(self, sequence: Sequence, tokens: list[int]) -> None:
         """Appends the tokens of a row behind its first one, if that was appended."""

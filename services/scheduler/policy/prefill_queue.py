@@ -10,11 +10,21 @@ long before it is reached, but a step that finds too few prompt tokens runs half
 runs, one for the step queued behind it, and one for the time that a plan takes."""
 
 NO_CUTOFF = 1 << 62, 0
-"""A priority and a length that no prompt reaches."""
+"""Priority and length that no prompt reaches."""
 
 
 class PrefillQueue(dict[int, Sequence]):
-    """Running sequences that have not sampled since their admission, by id."""
+    """Running sequences that have not sampled since their admission, by id.
+
+    >>> from pagewire.shared.messages.work import Sampling
+    >>> queue = PrefillQueue()
+    >>> for i, length in enumerate((900, 20, 400)):
+    ...     queue[i] = Sequence(i, [0] * length, length, Sampling(16))
+    >>> [sequence.id for sequence in queue.in_order(num_steps=0)]
+    [1, 2, 0]
+    >>> queue.cutoff(tokens=300)  # longer prompts of this priority would wait for 300 tokens or more
+    (0, 400)
+    """
 
     @property
     def remaining_tokens(self) -> int:
@@ -22,7 +32,7 @@ class PrefillQueue(dict[int, Sequence]):
         return sum(len(sequence.tokens) - sequence.num_computed_tokens for sequence in self.values())
 
     def in_order(self, num_steps: int) -> list[Sequence]:
-        """Returns them as served after `num_steps` steps: prompts passed for too long first, then the shortest."""
+        """Returns the prompts in their order after `num_steps` steps: those passed for too long, then the shortest."""
         if len(self) < 2:
             return list(self.values())
         overdue = num_steps - PATIENCE

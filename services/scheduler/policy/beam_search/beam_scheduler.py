@@ -32,7 +32,7 @@ class Beam(Sequence):
 
     group: "BeamGroup"
     index: int = 0
-    """Which beam of the round it is."""
+    """Place of the beam in its round."""
 
     @property
     def caller_ids(self) -> tuple[int, ...]:
@@ -48,9 +48,9 @@ class BeamGroup:
     """The completions to be found, best first. They never run."""
     search: BeamSearch
     beams: list[Beam] = field(default_factory=list)
-    """Those of the present round."""
+    """Beams of the present round."""
     candidates: dict[int, Candidates] = field(default_factory=dict)
-    """By index of the beam that has reported them."""
+    """Candidates of the present round, by index of the beam that has reported them."""
 
 
 class BeamScheduler:
@@ -68,14 +68,14 @@ class BeamScheduler:
 
     def add(self, choices: Many[Sequence]) -> None:
         """Begins a search for `choices`, completions of one prompt. The id of the first one is that of the search."""
-        first, asked = choices[0], choices[0].sampling
+        first, sampling = choices[0], choices[0].sampling
         search = BeamSearch(
-            asked.beam_width,
-            asked.max_tokens,
-            asked.length_penalty,
-            unpack(asked.stop_ids),
-            min_tokens=asked.min_tokens,
-            num_logprobs=asked.logprobs,
+            sampling.beam_width,
+            sampling.max_tokens,
+            sampling.length_penalty,
+            unpack(sampling.stop_ids),
+            min_tokens=sampling.min_tokens,
+            num_logprobs=sampling.logprobs,
         )
         group = self._active[first.id] = BeamGroup(choices, search)
         inherited: dict[str, Any] = {each.name: getattr(first, each.name) for each in fields(first)}
@@ -83,10 +83,10 @@ class BeamScheduler:
         beam.id, beam.tokens = next(self._ids), list(first.tokens)
         beam.blocks, beam.stamps, beam.given_back = [], [], []
         beam.position_limit = len(beam.tokens)
-        # The search decides where a text ends: on the device the beam goes on with any token. What is reported of the
-        # chosen tokens comes from the candidates.
+        # The search decides where a text ends: on the device the beam goes on with any token. The log-probabilities of
+        # the chosen tokens come from the candidates.
         beam.sampling = msgspec.structs.replace(
-            asked, stop_ids=b"", max_tokens=asked.max_tokens + 1, min_tokens=0, logprobs=-1
+            sampling, stop_ids=b"", max_tokens=sampling.max_tokens + 1, min_tokens=0, logprobs=-1
         )
         group.beams.append(beam)
         self._sequences.add(beam)
@@ -200,9 +200,10 @@ class BeamScheduler:
             for index, (parent, token) in enumerate(continuations)
         ]
         if not continuations:
-            for choice, found in zip(group.choices, group.search.finished, strict=False):
-                choice.tokens += found.tokens
-                choice.reported, choice.cumulative_logprob = list(found.reported), float(found.cumulative_logprob)
-                choice.finish, choice.state = found.finish, SequenceState.FINISHED
+            for choice, hypothesis in zip(group.choices, group.search.finished, strict=False):
+                choice.tokens += hypothesis.tokens
+                choice.reported = list(hypothesis.reported)
+                choice.cumulative_logprob = float(hypothesis.cumulative_logprob)
+                choice.finish, choice.state = hypothesis.finish, SequenceState.FINISHED
             del self._active[group.choices[0].id]
         return [(child, parents[parent]) for child, (parent, _) in zip(group.beams, continuations, strict=True)]
