@@ -9,7 +9,6 @@ MODULES = [
     "pagewire.services.scheduler.policy.beam_search.ranking",
     "pagewire.services.scheduler.policy.block_pool",
     "pagewire.services.scheduler.policy.budget",
-    "pagewire.services.scheduler.policy.prefill_queue",
     "pagewire.services.scheduler.policy.prefix_cache",
     "pagewire.services.scheduler.policy.service_rate",
     "pagewire.services.scheduler.policy.suspects",

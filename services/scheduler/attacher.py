@@ -1,4 +1,4 @@
-"""Tells detokenizers which sequences their requests are, and finds those a new one whose detokenizer is gone."""
+"""Tells detokenizers the sequences of their requests, and moves requests whose detokenizer is gone to another one."""
 
 import time
 from collections.abc import Callable
@@ -38,15 +38,9 @@ class Attacher:
         """Tells the detokenizer the sequences of a request; returns its answer.
 
         If the detokenizer is gone or drains, its successor adopts the stream; while there is none, this waits for one.
-        Returns None when the request is not held any more, or when its detokenizer cannot be reached and its stream not
-        be adopted.
-
-        Args:
-            request: the request.
-            first_sequence: id of its first sequence.
-            term: the present term, or the last one if no executor is claimed.
-            held: returns whether the request is still held, and no term has begun or ended since.
-            running: whether the detokenizer may know the sequences already.
+        Returns None when the request is not `held` any more, or a term has begun or ended since, and when its
+        detokenizer cannot be reached and its stream not be adopted. `term` is the present term or the last one;
+        `running`: the sequences are not new.
         """
         request.attaching += 1
         try:

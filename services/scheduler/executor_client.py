@@ -101,7 +101,7 @@ class ExecutorClient:
             subscriptions.append(await self._bus.subscribe(f"{subjects.STEPS}.{self.name}", self._on_output))
             subscriptions.append(await self._bus.subscribe(self._inbox, self._on_refusal))
             subscriptions.append(await self._peers.listen("executor", self._on_heartbeat, self._on_ended))
-            self._note_seen()  # silence counts from here on
+            self.note_seen()  # silence counts from here on
             self.subscribed.set()
             await self._watch()
         finally:
@@ -170,11 +170,8 @@ class ExecutorClient:
         else:
             self.repairs += 1
 
-    def note_reconnection(self) -> None:
-        """Says that messages may have been missed until now, so that the executor need not have been silent."""
-        self._note_seen()
-
-    def _note_seen(self) -> None:
+    def note_seen(self) -> None:
+        """Has silence count anew: the executor was heard, or its messages may have been missed until now."""
         self._last_seen = time.monotonic()
         self._absent_since = None
 
@@ -184,7 +181,7 @@ class ExecutorClient:
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("step_unreadable", executor=self.name, reason=str(error))
             return
-        self._note_seen()
+        self.note_seen()
         if output.term != self.term:
             return
         for step in self._reader.feed(output):
@@ -200,7 +197,7 @@ class ExecutorClient:
         beat, _ = self._peers.last(self.name)
         if beat is None or beat is self._heartbeat:
             return  # the heartbeat of another executor
-        self._note_seen()
+        self.note_seen()
         self._heartbeat = beat
         if beat.load.get("leaving"):
             self.leaving.set()

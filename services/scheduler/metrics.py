@@ -6,17 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 
-from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.sequence import SequenceState
 from pagewire.services.scheduler.request import Request, Stage
 from pagewire.services.scheduler.spans import enter
-from pagewire.services.scheduler.term import Term
+from pagewire.services.scheduler.term import COUNTED, Term
 from pagewire.shared import subjects
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Metric, Sample
 from pagewire.shared.telemetry import tracing
-
-COUNTED = (table.PREEMPTIONS, table.CACHE_QUERIES, table.CACHE_HITS, table.GAPS, table.REPAIRS)
-"""The counters of `Term.counts`, which go on over all terms."""
 
 _log = structlog.get_logger()
 
@@ -29,7 +26,7 @@ class RequestMetrics:
         """Requests that got their first slot here after an earlier delivery."""
         self._executors_lost = 0
         """Executors that were lost with what they ran."""
-        self._ended_terms: Counter[Metric] = Counter()
+        self._ended_terms: Counter[Metric] = Counter(dict.fromkeys(COUNTED, 0))
         self._queue = Histogram(table.QUEUE_TIME)
         self._prefill = Histogram(table.PREFILL_TIME)
         self._decode = Histogram(table.DECODE_TIME)
@@ -84,20 +81,16 @@ class RequestMetrics:
         counts = Counter(self._ended_terms)
         if term is not None:
             counts.update(term.counts())
-            yield from _term_samples(term)
-        for metric in COUNTED:
-            yield metric.sample(counts[metric])
-
-
-def _term_samples(term: Term) -> Iterator[Sample]:
-    policy, pool = term.policy, term.policy.pool
-    if term.ready:
-        yield table.PAIR.sample(1.0, term.executor.name)
-    yield table.CACHE_INFO.sample(1.0, str(policy.limits.block_size), str(pool.num_blocks))
-    yield table.BLOCKS.sample(pool.num_blocks)
-    yield table.BLOCKS_USED.sample(pool.num_used)
-    yield table.KV_USAGE.sample(pool.num_used / pool.num_blocks)
-    yield table.BUDGET.sample(policy.step_tokens)
+            policy, pool = term.policy, term.policy.pool
+            if term.ready:
+                yield table.PAIR.sample(1.0, term.executor.name)
+            yield table.CACHE_INFO.sample(1.0, str(policy.limits.block_size), str(pool.num_blocks))
+            yield table.BLOCKS.sample(pool.num_blocks)
+            yield table.BLOCKS_USED.sample(pool.num_used)
+            yield table.KV_USAGE.sample(pool.num_used / pool.num_blocks)
+            yield table.BUDGET.sample(policy.step_tokens)
+        for metric, count in counts.items():
+            yield metric.sample(count)
 
 
 def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Iterator[Sample]:
@@ -111,7 +104,7 @@ def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Ite
         name = subjects.CLASSES[subjects.class_of(request.work.priority)]
         if request.queued:
             waiting[name, "capacity"] += 1
-        elif request.work.sampling.beam_width or any(map(_runs, request.sequences)):
+        elif request.work.sampling.beam_width or any(s.state is SequenceState.RUNNING for s in request.sequences):
             running[name] += 1
         elif request.unfinished:
             waiting[name, "preempted"] += 1
@@ -119,7 +112,3 @@ def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Ite
     yield from table.RUNNING.samples(running.items())
     for labels, count in waiting.items():
         yield table.WAITING.sample(count, *labels)
-
-
-def _runs(sequence: Sequence) -> bool:
-    return sequence.state is SequenceState.RUNNING

@@ -24,7 +24,6 @@ from pagewire.shared.bus import Item
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
 from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
-from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.context import Context
 from pagewire.shared.process.peers import Peers
@@ -112,8 +111,16 @@ class RequestManager:
         """Returns whether there was a trial and it has ended well. The next term continues with the other requests."""
         return self._trials.end(term)
 
-    def on_slots(self, added: Iterable[AddSlot], term: Term) -> None:
-        """Notes the requests whose sequences get slots by the next plan."""
+    def on_prefilled(self, sequences: Iterable[Sequence]) -> None:
+        """Notes the requests of sequences that have sampled for the first time in their slot."""
+        for sequence in sequences:
+            request = self._by_sequence.get(sequence.caller_ids[0])
+            if request is not None:
+                self._metrics.on_first_token(request)
+
+    def on_decision(self, decision: Decision, term: Term) -> None:
+        """Notes which sequences have got or lost a slot, and passes on which sequences and beam searches have ended."""
+        added = () if decision.plan is None else decision.plan.added
         for add in added:
             sequence = term.policy.sequences.by_id[add.sequence]
             request = self._by_sequence.get(sequence.caller_ids[0])
@@ -125,16 +132,8 @@ class RequestManager:
                 self._metrics.on_slot(request)
             if request.stage is not Stage.RUN:
                 enter(request, Stage.RUN, cached_tokens=add.computed, executor=term.executor.name)
-
-    def on_prefilled(self, sequences: Iterable[Sequence]) -> None:
-        """Notes the requests of sequences that have sampled for the first time in their slot."""
-        for sequence in sequences:
-            request = self._by_sequence.get(sequence.caller_ids[0])
-            if request is not None:
-                self._metrics.on_first_token(request)
-
-    def on_decision(self, decision: Decision) -> None:
-        """Passes on which sequences and beam searches have lost their slots or ended."""
+        if added:
+            self._consumer.notify()
         if decision.preempted:
             note_preempted(self._by_sequence, decision.preempted)
         if decision.expired:
@@ -166,7 +165,7 @@ class RequestManager:
         self._consumer.notify()
 
     def attach_again(self, sequences: Iterable[int]) -> int:
-        """Attaches requests again, whose detokenizer has missed tokens; returns how many of the sequences are known."""
+        """Attaches requests again whose detokenizer has missed tokens; returns how many of the sequences are held."""
         ids = set(sequences)
         held = 0
         for request in self.requests.values():
@@ -180,10 +179,6 @@ class RequestManager:
     def idle(self) -> bool:
         """Whether there is no request, and none arrives."""
         return not self.requests and not self._num_tasks
-
-    def pull(self) -> None:
-        """Says that there may be room for more requests."""
-        self._consumer.notify()
 
     def stop_admission(self) -> None:
         """Pulls nothing more and gives no more slots in this term."""
@@ -292,9 +287,9 @@ class RequestManager:
                     self._forget(request)
 
     async def _attach_running(self, request: Request, *, lost: bool = False) -> None:
-        """Tells the detokenizer again which sequences a request is, and all tokens that are known here.
+        """Sends the detokenizer the sequences of a request again, with all tokens that are known here.
 
-        `lost` says that the detokenizer has lost tokens. Those whose log-probabilities it needs are generated again.
+        `lost`: whether it has lost tokens. Tokens whose log-probabilities it needs are generated again.
         """
         term, sequences, tokens, moves = self.term, request.sequences, request.generated(), request.moves
         answer = await self._send_attach(request, sequences[0].id, running=True)
@@ -347,7 +342,8 @@ class RequestManager:
         if not unfinished:
             self._forget(request)
             return
-        self._trials.begin(unfinished, term)
+        if self._trials.on_trial:
+            term.trial_lengths = {sequence.id: len(sequence.tokens) for sequence in unfinished}
         for sequence in unfinished:
             self._by_sequence[sequence.id] = request
             term.prefixes.add(sequence.tokens, sequence.cache_salt)

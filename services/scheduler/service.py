@@ -14,6 +14,7 @@ from pagewire.services.scheduler.executor_client import ExecutorClient, claim_ex
 from pagewire.services.scheduler.metrics import RequestMetrics, request_samples
 from pagewire.services.scheduler.policy.block_pool import IntegrityError
 from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.policy.term_limits import limits_of
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.request_manager import RequestManager
@@ -54,7 +55,7 @@ class Scheduler:
         self._model = served_name(context.settings)
         self._token = subjects.model_token(self._model)
         self._last_executor = ""
-        """The executor of the present term or of the last one; empty before the first."""
+        """Executor of the present term, or of the last one; empty before the first."""
         self._claiming = False
         self._handed_over = False
         self._peers_changed = asyncio.Event()
@@ -161,7 +162,7 @@ class Scheduler:
             return
         limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
         executor = ExecutorClient(self._bus, self._peers, claimed.executor, number, self._on_step)
-        term = Term(executor, Policy(number, limits))
+        term = Term(executor, Policy(number, limits), RecentPrefixes(limits.cached_positions))
         self._last_executor = executor.name
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(executor.run())
@@ -189,7 +190,7 @@ class Scheduler:
 
     def _note_reconnection(self) -> None:
         if (term := self._manager.term) is not None:
-            term.executor.note_reconnection()
+            term.executor.note_seen()
 
     def _send_plans(self) -> None:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""
@@ -204,19 +205,16 @@ class Scheduler:
         while more:
             decision = term.policy.schedule(now, slowest_reader)
             more = decision.plan is not None and self._send_plan(decision.plan, term)
-            self._manager.on_decision(decision)
+            self._manager.on_decision(decision, term)
 
     def _send_plan(self, plan: Plan, term: Term) -> bool:
         """Sends a plan; returns False if the executor is lost because the connection does not take it."""
-        self._manager.on_slots(plan.added, term)
         try:
             term.executor.send(plan)
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             term.executor.mark_lost("the connection takes no more")
             return False
-        if plan.added:
-            self._manager.pull()
         return True
 
     def _on_step(self, output: StepOutput) -> None:

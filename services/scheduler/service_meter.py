@@ -1,4 +1,4 @@
-"""Counts what the requests of this scheduler do, for the rate at which requests can start."""
+"""Counts starts, tokens and ends of requests, for the rate at which requests can start."""
 
 from collections.abc import Iterable
 
@@ -38,7 +38,7 @@ class ServiceMeter:
                 self._rate.end(request.num_generated)
 
     def sample(self, policy: Policy | None, requests: Iterable[Request], now: float) -> None:
-        """Records what has been generated since the last sample. Without a policy nothing runs."""
+        """Records the tokens generated since the last sample. Without a policy nothing runs."""
         # A request that has ended is kept until its detokenizer has read its last token, and was counted when it ended.
         started = [request for request in requests if not request.queued and request.ended_at is None]
         running = sum([request.num_generated for request in started])

@@ -9,21 +9,21 @@ from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Metric
 
+COUNTED = (table.PREEMPTIONS, table.CACHE_QUERIES, table.CACHE_HITS, table.GAPS, table.REPAIRS)
+"""The counters of `Term.counts`, which go on over all terms."""
+
 
 @dataclass(eq=False)
 class Term:
-    """Begins when an executor is claimed and can be heard, and ends when it is lost or left."""
+    """The claim of one executor: it begins when the executor can be heard, and ends when that is lost or left."""
 
     executor: ExecutorClient
     policy: Policy
-    prefixes: RecentPrefixes = field(init=False)
-    """The prefixes that the executor's pool holds, approximately."""
+    prefixes: RecentPrefixes
     trial_lengths: dict[int, int] = field(default_factory=dict)
     """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
     ended: bool = False
-
-    def __post_init__(self) -> None:
-        self.prefixes = RecentPrefixes(self.policy.limits.cached_positions)
+    """Whether the executor is lost or left, and no longer the one of this scheduler."""
 
     @property
     def number(self) -> int:
@@ -50,12 +50,5 @@ class Term:
     def counts(self) -> Counter[Metric]:
         """Returns the counts of this term."""
         policy, executor = self.policy, self.executor
-        return Counter(
-            {
-                table.PREEMPTIONS: policy.preemptions,
-                table.CACHE_QUERIES: policy.sequences.cache_queries,
-                table.CACHE_HITS: policy.sequences.cache_hits,
-                table.GAPS: executor.gaps,
-                table.REPAIRS: executor.repairs,
-            }
-        )
+        cache = policy.sequences.cache_queries, policy.sequences.cache_hits
+        return Counter(dict(zip(COUNTED, (policy.preemptions, *cache, executor.gaps, executor.repairs), strict=True)))

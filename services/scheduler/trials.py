@@ -1,4 +1,4 @@
-"""Runs the requests alone that steps may have failed of, as `Suspects` decides."""
+"""Finds the request that steps or executors fail of: `Suspects` decides which request runs alone."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -29,11 +29,6 @@ class Trials:
     def retain_held(self) -> None:
         """Clears all requests that the scheduler does not hold any more."""
         self._suspects.retain(self._requests)
-
-    def begin(self, unfinished: Iterable[Sequence], term: Term) -> None:
-        """Records the lengths of a request's sequences if it is the one on trial."""
-        if self.on_trial:
-            term.trial_lengths = {sequence.id: len(sequence.tokens) for sequence in unfinished}
 
     def end(self, term: Term) -> bool:
         """Returns whether there was a trial and it has ended well. The next term continues with the other requests."""

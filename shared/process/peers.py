@@ -1,7 +1,7 @@
 """The service instances that send heartbeats."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,16 +26,15 @@ _heartbeat = Decoder(Heartbeat)
 
 @dataclass(eq=False)
 class _Listener(Subscription):
-    """One part of the process that follows the heartbeats of a service."""
+    """A part of the process that follows the heartbeats of a service, beside other `listeners`."""
 
-    service: str
+    listeners: list["_Listener"]
     on_change: Callable[[], None] | None
     on_ended: Callable[[str], None] | None
-    remove: Callable[["_Listener"], Awaitable[None]]
 
     @override
     async def unsubscribe(self) -> None:
-        await self.remove(self)
+        self.listeners.remove(self)
 
 
 class Peers:
@@ -45,8 +44,6 @@ class Peers:
         self._bus = bus
         self._listeners: dict[str, list[_Listener]] = {}
         """The listeners of each service."""
-        self._subscriptions: dict[str, Subscription] = {}
-        """The subscription to the heartbeats of each service that has listeners."""
         self._ended: set[str] = set()
         """Instances whose process has ended."""
         self._last: dict[str, tuple[Heartbeat, float]] = {}
@@ -65,23 +62,17 @@ class Peers:
         `on_ended` is called with an instance whose process has ended, `on_change` after that and after each heartbeat.
         Silence counts from the first call: begin with the service for which `gone` is called.
         """
-        listener = _Listener(service, on_change, on_ended, self._remove)
-        self._listeners.setdefault(service, []).append(listener)
-        if not self._subscriptions:
+        first = service not in self._listeners
+        if not self._listeners:
             self._heard_at = self._heard_since = time.monotonic()
-        if len(self._listeners[service]) == 1:
-            subject = f"{subjects.HEARTBEAT}.{service}.*"
-            self._subscriptions[service] = await self._bus.subscribe(subject, partial(self._on_message, service))
+        listeners = self._listeners.setdefault(service, [])
+        listener = _Listener(listeners, on_change, on_ended)
+        listeners.append(listener)
+        if first:
+            await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", partial(self._on_message, listeners))
             with suppress(BusUnavailable):  # then the next ones will do
                 self._bus.publish(subjects.ANNOUNCE, b"")
         return listener
-
-    async def _remove(self, listener: _Listener) -> None:
-        """Ends the subscription to a service with its last listener."""
-        listeners = self._listeners[listener.service]
-        listeners.remove(listener)
-        if not listeners:
-            await self._subscriptions.pop(listener.service).unsubscribe()
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
@@ -119,27 +110,23 @@ class Peers:
         """Forgets all other instances."""
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
-    def _on_message(self, service: str, message: Message) -> None:
+    def _on_message(self, listeners: list[_Listener], message: Message) -> None:
         now = time.monotonic()
         if now - self._heard_at > DEAF:
             self._heard_since = now
         self._heard_at = now
-        listeners = list(self._listeners[service])
-        if not message.data:
-            self._forget(message.subject.rpartition(".")[2], listeners)
+        ended = "" if message.data else message.subject.rpartition(".")[2]
+        if ended:
+            self._ended.add(ended)
+            self._last.pop(ended, None)
         else:
             beat = _heartbeat.try_decode(message.data)
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat is None or beat.instance in self._ended:
                 return
             self._last[beat.instance] = (beat, now)
-        for listener in listeners:
+        for listener in list(listeners):
+            if ended and listener.on_ended is not None:
+                listener.on_ended(ended)
             if listener.on_change is not None:
                 listener.on_change()
-
-    def _forget(self, instance: str, listeners: list[_Listener]) -> None:
-        self._ended.add(instance)
-        self._last.pop(instance, None)
-        for listener in listeners:
-            if listener.on_ended is not None:
-                listener.on_ended(instance)

@@ -1,5 +1,6 @@
 """The token budget of a step, which follows measured step times toward a target."""
 
+from dataclasses import dataclass
 from math import inf
 
 from pagewire.services.scheduler.policy.term_limits import TermLimits
@@ -29,6 +30,7 @@ MIXED_GROWTH = 4
 """Greatest factor by which that room grows."""
 
 
+@dataclass
 class Budget:
     """Tokens per step. They grow and shrink by factors: sums would react too slowly to a prompt that has just begun.
 
@@ -40,41 +42,29 @@ class Budget:
     464
     """
 
-    def __init__(
-        self,
-        start: int,
-        ceiling: int,
-        min_prompt_tokens: int,
-        target_ms: float,
-        prompts_per_decode: int = 0,
-        mixed_prompt_tokens: int = 0,
-    ) -> None:
-        """Begins with `start` tokens.
+    start: int
+    """Tokens at first, and of a step without decodes at least, since no next token waits for it."""
+    ceiling: int
+    """Tokens at most."""
+    min_prompt_tokens: int
+    """Prompt tokens that a step has room for beside its decodes, at least."""
+    target_ms: float
+    """Milliseconds that a step should take at most; infinite: the budget does not change."""
+    prompts_per_decode: int = 0
+    """Prompt tokens per decode that a step has room for, at least."""
+    mixed_prompt_tokens: int = 0
+    """Prompt tokens of a step with decodes, at most, while few prompts wait; 0: no limit."""
 
-        Args:
-            start: tokens at first, and of a step without decodes at least, since no next token waits for it.
-            ceiling: tokens at most.
-            min_prompt_tokens: prompt tokens that a step has room for beside its decodes, at least.
-            target_ms: milliseconds that a step should take at most; infinite: the budget does not change.
-            prompts_per_decode: prompt tokens per decode that a step has room for, at least.
-            mixed_prompt_tokens: prompt tokens of a step with decodes, at most, while few prompts wait; 0: no limit.
-        """
-        self._start = start
-        self._ceiling = ceiling
-        self._min_prompt_tokens = min_prompt_tokens
-        self._target_us = target_ms * 1000
-        self._prompts_per_decode = prompts_per_decode
-        self._mixed_prompt_tokens = mixed_prompt_tokens
-        self._tokens = float(start)
+    def __post_init__(self) -> None:
+        self._tokens = float(self.start)
+        self._target_us = self.target_ms * 1000
 
     def tokens(self, decodes: int, prompt_tokens: int = 0) -> int:
         """Returns the budget of steps with so many decodes while `prompt_tokens` are to be computed."""
         if not decodes:
-            return min(max(int(self._tokens), self._start), self._ceiling)
-        tokens = min(max(int(self._tokens), decodes + self._least_room(decodes)), self._ceiling)
-        if self._mixed_prompt_tokens:
-            return min(tokens, decodes + self._most_room(prompt_tokens))
-        return tokens
+            return min(max(int(self._tokens), self.start), self.ceiling)
+        tokens = min(max(int(self._tokens), decodes + self._least_room(decodes)), self.ceiling)
+        return min(tokens, decodes + self._most_room(prompt_tokens)) if self.mixed_prompt_tokens else tokens
 
     def _least_room(self, decodes: int) -> int:
         """Returns the least prompt tokens of a step with decodes.
@@ -82,13 +72,13 @@ class Budget:
         Where the two minima are nearly equal, neither is enough, hence twice the smaller one: otherwise prompts three
         times as long as the outputs would queue.
         """
-        fixed, grown = self._min_prompt_tokens, self._prompts_per_decode * decodes
+        fixed, grown = self.min_prompt_tokens, self.prompts_per_decode * decodes
         return max(fixed, grown, 2 * min(fixed, grown))
 
     def _most_room(self, prompt_tokens: int) -> int:
         """Returns the most prompt tokens of a step with decodes. It doubles, since a new budget is a new plan."""
-        room = self._mixed_prompt_tokens
-        while room < self._mixed_prompt_tokens * MIXED_GROWTH and room * PROMPT_STEPS < prompt_tokens:
+        room = self.mixed_prompt_tokens
+        while room < self.mixed_prompt_tokens * MIXED_GROWTH and room * PROMPT_STEPS < prompt_tokens:
             room *= 2
         return room
 
@@ -98,10 +88,10 @@ class Budget:
             # Steps composed under a larger budget may still arrive. They say nothing about the present budget.
             if 0 < tokens <= self._tokens:
                 factor = VERY_LATE if elapsed_us > 2 * self._target_us else LATE
-                self._tokens = max(tokens * factor, self._min_prompt_tokens)
+                self._tokens = max(tokens * factor, self.min_prompt_tokens)
         elif elapsed_us < self._target_us * SLACK and tokens >= self._tokens * SLACK:
             factor = VERY_EARLY if elapsed_us < self._target_us / 2 else EARLY
-            self._tokens = min(self._tokens * factor + 1, self._ceiling)
+            self._tokens = min(self._tokens * factor + 1, self.ceiling)
 
 
 def budget_of(limits: TermLimits) -> Budget:

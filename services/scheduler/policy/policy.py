@@ -159,9 +159,7 @@ class Policy:
     def schedule(self, now: float, slowest_reader: int | None) -> Decision:
         """Decides what runs next. The caller repeats the call until there is no plan.
 
-        Args:
-            now: Unix time in seconds. A sequence that waits past its deadline gets no slot.
-            slowest_reader: last step that every live reader has read; None while nobody reads.
+        `now` is Unix time in seconds, `slowest_reader` the last step that every live reader has read, None without one.
         """
         expired = self._end_expired(list(self.waiting.front), now)
         extended, preempted = self._allocate()

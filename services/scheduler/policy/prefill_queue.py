@@ -8,23 +8,12 @@ STEPS_AHEAD = 3
 """Steps' worth of prompt tokens that may lie before a prompt that gets a slot. Blocks are reserved for such a prompt
 long before it is reached, but a step that finds too few prompt tokens runs half empty: hence one for the step that
 runs, one for the step queued behind it, and one for the time that a plan takes."""
-
 NO_CUTOFF = 1 << 62, 0
 """Priority and length that no prompt reaches."""
 
 
 class PrefillQueue(dict[int, Sequence]):
-    """Running sequences that have not sampled since their admission, by id.
-
-    >>> from pagewire.shared.messages.work import Sampling
-    >>> queue = PrefillQueue()
-    >>> for i, length in enumerate((900, 20, 400)):
-    ...     queue[i] = Sequence(i, [0] * length, length, Sampling(16))
-    >>> [sequence.id for sequence in queue.in_order(num_steps=0)]
-    [1, 2, 0]
-    >>> queue.cutoff(tokens=300)  # longer prompts of this priority would wait for 300 tokens or more
-    (0, 400)
-    """
+    """Running sequences that have not sampled since their admission, by id."""
 
     @property
     def remaining_tokens(self) -> int:

@@ -102,7 +102,7 @@ class Sequence:
 
     @property
     def reports_prompt(self) -> bool:
-        """Whether the executor reports log-probabilities of the prompt, and must therefore compute all of it.
+        """Whether log-probabilities of the prompt are reported, all of which must be computed then.
 
         The first completion of a prompt reports them, until it has a token.
         """

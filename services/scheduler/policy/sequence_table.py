@@ -38,9 +38,7 @@ class SequenceTable:
         self.needs_blocks: dict[int, Sequence] = {}
         self.cache_queries = 0
         self.cache_hits = 0
-        self._prefix_cache: PrefixCache | None = None
-        if limits.prefix_cache:
-            self._prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size)
+        self._prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size) if limits.prefix_cache else None
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
 
     @property
