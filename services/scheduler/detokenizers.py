@@ -25,7 +25,7 @@ class Detokenizers:
         """Instances that were never heard, and of which the broker says that nobody is there."""
 
     async def listen(self) -> None:
-        """Follows their heartbeats."""
+        """Follows the heartbeats of detokenizers."""
         await self._peers.listen("detokenizer", self._changed.set)
 
     async def wait(self, timeout: float) -> None:

@@ -77,8 +77,8 @@ class ServiceRate:
     def youth(self, generated: float) -> float:
         """Returns the share of a request's time by which the running requests are younger than usual.
 
-        Of requests that begin one after the other, those that run have generated half of their tokens, on average. Of
-        requests that have begun together, none ends for a while.
+        Running requests that have begun one after the other have generated half of their tokens, on average. Requests
+        that have begun together do not end for a while.
         """
         return max(0.0, 0.5 - generated / self._length) if self._length else 0.0
 

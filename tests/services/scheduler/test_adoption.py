@@ -157,10 +157,10 @@ async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
         s.executor.run()
         await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
         first = s.detokenizer.attached[0]
-        for sequence, known in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
+        for sequence, held in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
             request = encode(AbortSequences(first.term, pack([sequence]), AbortReason.LOST_TOKENS))
             reply = await s.bus.request(f"{subjects.ABORT}.sched.abort", request, timeout=2)
-            assert Decoder(AbortedSequences).decode(reply.data).known == known
+            assert Decoder(AbortedSequences).decode(reply.data).known == held
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
         again = s.detokenizer.attached[1]
         assert (again.first_sequence, again.step) == (first.first_sequence, s.scheduler.heartbeat().step)

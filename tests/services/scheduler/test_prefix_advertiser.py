@@ -40,11 +40,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    made = Scene()
-    await made.bus.subscribe("prefixes", made.receive)
-    running = asyncio.create_task(advertise_prefixes(made.bus, "prefixes", made.ask))
+    s = Scene()
+    await s.bus.subscribe("prefixes", s.receive)
+    running = asyncio.create_task(advertise_prefixes(s.bus, "prefixes", s.ask))
     try:
-        yield made
+        yield s
     finally:
         running.cancel()
         await asyncio.wait({running})

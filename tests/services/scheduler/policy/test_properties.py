@@ -1,4 +1,4 @@
-"""Whatever happens between the policy and an executor that lags, nothing is lost, mixed up or starved."""
+"""The policy loses, mixes up and starves nothing, whatever happens between it and an executor that lags."""
 
 import math
 from collections import Counter
@@ -179,8 +179,8 @@ class Scheduling(RuleBasedStateMachine):
             return
         finished = run_search(BeamSearch(width, max_tokens, penalty, stop_ids), prompt, candidates, next_logprobs)
         group = [
-            Completion(replace(choice), found.tokens, rank=number)
-            for number, found in enumerate(finished[: min(n, width)])
+            Completion(replace(choice), hypothesis.tokens, rank=number)
+            for number, hypothesis in enumerate(finished[: min(n, width)])
         ]
         group[0].others = group[1:]
         self.completions += group
