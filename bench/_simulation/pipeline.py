@@ -191,7 +191,7 @@ class VirtualPipeline:
         """Sends the policy's plans after the time that they take: the scheduler handles one message after the other."""
         began = max(self._clock.now, self._scheduler_free)
         self._scheduler_free = began + self._host.schedule + rows * self._host.schedule_row
-        while (plan := self.policy.schedule()) is not None:
+        while (plan := self.policy.schedule(now=0.0, slowest_reader=None).plan) is not None:
             self._clock.at(self._scheduler_free + self._host.round_trip / 2, self._receive, plan)
 
     def _receive(self, plan: Plan) -> None:

@@ -46,13 +46,13 @@ class Watchdog:
         self._kill = kill
         self._replace = replace
         self._heartbeat_arrived = asyncio.Event()
-        self._peers = Peers(bus, self._on_heartbeat)
+        self._peers = Peers(bus)
         self._connected_at = time.monotonic()
         bus.on_reconnect(self._on_reconnect)
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
-        await self._peers.listen()
+        await self._peers.listen(on_change=self._on_heartbeat)
 
     async def all_ready(self, programs: Iterable[str], since: float = 0.0) -> dict[str, dict[str, float]]:
         """Waits until every program is ready; returns the load that each reports, by name.

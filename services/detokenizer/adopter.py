@@ -77,7 +77,7 @@ class Adopter:
         draining: whether it gives its streams away.
     """
 
-    def __init__(self, bus: Bus, instance: str, registry: Registry, streams: Streams) -> None:
+    def __init__(self, bus: Bus, peers: Peers, instance: str, registry: Registry, streams: Streams) -> None:
         self.ready = False
         self.draining = False
         self._bus = bus
@@ -85,7 +85,7 @@ class Adopter:
         self._registry = registry
         self._streams = streams
         self._changed = asyncio.Event()
-        self._peers = Peers(bus, on_change=self._changed.set)
+        self._peers = peers
         self._view: dict[str, _Peer] = {}
         """By instance: the live detokenizers when the last look began; it holds for the whole of that look. One that
         comes during it is seen by the next, even if it is gone by then."""
@@ -101,7 +101,7 @@ class Adopter:
     async def listen(self) -> list[Subscription]:
         """Subscribes to the heartbeats and the announcements of detokenizers."""
         return [
-            await self._peers.listen("detokenizer"),
+            await self._peers.listen("detokenizer", self._changed.set),
             await self._bus.subscribe(f"{subjects.ADOPTED}.*", self._on_adopted),
         ]
 

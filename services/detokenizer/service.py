@@ -65,9 +65,9 @@ class Detokenizer:
             self._steps,
             metrics,
         )
-        self._schedulers = Peers(bus, on_ended=self._streams.on_scheduler_ended)
+        self._peers = Peers(bus)
         self._awaits_successor = False
-        self._adopter = Adopter(bus, context.instance, self._registry, self._streams)
+        self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the state; ready while streams can be opened. `term` and `step` are of the newest term read."""
@@ -158,7 +158,7 @@ class Detokenizer:
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),
-            await self._schedulers.listen("scheduler"),
+            await self._peers.listen("scheduler", on_ended=self._streams.on_scheduler_ended),
             *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, names),
         ]

@@ -52,7 +52,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus, self._on_heartbeat, self._on_scheduler_ended)
+        self._peers = Peers(context.bus)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
@@ -107,7 +107,7 @@ class Executor:
             ConfigurationError: the model or the device cannot be opened as configured.
             ExceptionGroup: a step has raised, and the device does not recover from it.
         """
-        await self._peers.listen("executor")
+        await self._peers.listen("executor", self._on_heartbeat)
         before = predecessors()
         if not has_room_beside(self._context.settings.device, sum(map(resident_bytes, before))):
             self._waiting = True
@@ -123,7 +123,7 @@ class Executor:
 
     async def _serve(self, device: DeviceThread) -> None:
         instance = self._context.instance
-        await self._peers.listen("scheduler")
+        await self._peers.listen("scheduler", self._on_heartbeat, self._on_scheduler_ended)
         subscriptions = [
             await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
             await self._bus.subscribe(f"{subjects.REPLAY}.{instance}", self._on_replay),

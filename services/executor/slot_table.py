@@ -42,13 +42,6 @@ class _NewSequence(NamedTuple):
     """Number of tokens of the prompt if its log-probabilities are reported."""
 
 
-def reports_prompt(added: AddSlot) -> bool:
-    """Returns whether the log-probabilities of a sequence's prompt are reported: by the first completion of a prompt,
-    until it has a token."""
-    wanted = added.sampling.prompt_logprobs >= 0 and added.choice_index == 0 and added.computed == 0
-    return wanted and len(added.tokens) // 4 == added.prompt_tokens
-
-
 class SlotTable:
     """One sequence per slot:
 
@@ -286,7 +279,7 @@ class SlotTable:
             raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
         self._check_edits(added)
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
-        blocks, reported = column(added.blocks), added.prompt_tokens if reports_prompt(added) else 0
+        blocks, reported = column(added.blocks), added.prompt_tokens if added.reports_prompt else 0
         return _NewSequence(
             added.slot, added.sequence, tokens, added.computed, blocks, added.limit, end, stop_ids, reported
         )

@@ -18,7 +18,7 @@ from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.packed_columns import column, entries
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
-from pagewire.services.executor.slot_table import PlanViolation, SlotTable, reports_prompt
+from pagewire.services.executor.slot_table import PlanViolation, SlotTable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
@@ -322,5 +322,5 @@ def sampling_record(added: AddSlot) -> Record:
         complete["min_length"] = added.prompt_tokens + sampling.min_tokens
     complete["num_candidates"] = sampling.candidates
     complete["num_logprobs"] = sampling.logprobs + 1
-    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if reports_prompt(added) else 0
+    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if added.reports_prompt else 0
     return complete

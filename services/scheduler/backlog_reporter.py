@@ -1,4 +1,4 @@
-"""Reports to the tokenizers what waits for the schedulers of a model, and how fast it starts."""
+"""Reports to the tokenizers how many requests wait for the schedulers of a model, and how fast they start."""
 
 import asyncio
 import time
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from pagewire.services.scheduler.request_manager import RequestManager
+from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.protocol import QueueLengths
@@ -27,34 +28,35 @@ _backlog = Decoder(Backlog)
 class BacklogReporter:
     """The reports of one scheduler.
 
-    The queues belong to all schedulers of a model together, so only one of them counts what is stored: the one with the
-    lowest instance id among those that report.
+    The queues belong to all schedulers of a model together, so only one of them counts the stored requests: the
+    one with the lowest instance id among those that report.
 
     Attributes:
         queued: requests in the store that no scheduler has, by class; empty: another scheduler counts them.
         left: bytes that the store takes beside them.
     """
 
-    def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager) -> None:
+    def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager, meter: ServiceMeter) -> None:
         """`model` is the model's token in subjects."""
         self._bus = bus
         self._model = model
         self._instance = instance
         self._manager = manager
+        self._meter = meter
         self._lower_until = 0.0
-        """Until when a scheduler with a lower id counts what is stored; monotonic seconds."""
+        """Monotonic time until which a scheduler with a lower id counts the stored requests."""
         self.queued: tuple[int, ...] = ()
         self.left = 0
         self._held: dict[str, tuple[tuple[int, ...], float]] = {}
-        """By other scheduler: the requests that it has, by class, and when it has said so."""
+        """Requests that each other scheduler has, by class, and the monotonic time of its report."""
 
     async def run(self) -> None:
         """Samples and reports until cancelled."""
         await self._bus.subscribe(f"{subjects.BACKLOG}.{self._model}.*", self._on_backlog)
         due = time.monotonic()
         while True:
-            manager, now = self._manager, time.monotonic()
-            manager.meter.sample(manager.policy, manager.requests.values(), now)
+            term, now = self._manager.term, time.monotonic()
+            self._meter.sample(term.policy if term is not None else None, self._manager.requests.values(), now)
             if now >= due:
                 due = now + REPORT_EVERY
                 await self._report()
@@ -70,9 +72,9 @@ class BacklogReporter:
             _log.debug("backlog_not_reported", reason=str(error))
 
     def _describe(self, lengths: QueueLengths | None) -> Backlog:
-        manager, policy, meter = self._manager, self._manager.policy, self._manager.meter
+        term, meter = self._manager.term, self._meter
         started, held = [0] * len(subjects.CLASSES), [0] * len(subjects.CLASSES)
-        for request in manager.requests.values():
+        for request in self._manager.requests.values():
             started[subjects.class_of(request.work.priority)] += not request.queued
             held[subjects.class_of(request.work.priority)] += 1
         stored = [0] * len(subjects.CLASSES)
@@ -86,8 +88,8 @@ class BacklogReporter:
             scheduler=self._instance,
             started=tuple(started),
             starts=meter.starts(time.monotonic()),
-            rate=meter.rate() if policy is not None else 0.0,
-            free=meter.free(policy) if policy is not None else 0.0,
+            rate=meter.rate() if term is not None else 0.0,
+            free=meter.free(term.policy) if term is not None else 0.0,
             stored=tuple(stored) if lengths is not None else (),
             last=lengths.last if lengths is not None else 0,
             delay=meter.delay(),

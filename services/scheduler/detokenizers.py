@@ -1,11 +1,10 @@
-"""Which detokenizer has the stream of a request, and which one adopts it when that one is gone or drains."""
+"""Finds the detokenizer that has the stream of a request, or the one that adopts it when that is gone or drains."""
 
 import asyncio
 import time
 from contextlib import suppress
 
 from pagewire.services.scheduler.request import Request
-from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.rendezvous import rank
@@ -17,18 +16,17 @@ MAX_BEATS = 256
 class Detokenizers:
     """The detokenizers, by their heartbeats."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, peers: Peers) -> None:
         self._changed = asyncio.Event()
-        self._peers = Peers(bus, on_change=self._changed.set)
+        self._peers = peers
         self._beats: dict[str, tuple[Heartbeat, float]] = {}
         """The last heartbeat of each instance, and when it arrived."""
         self._absent: set[str] = set()
         """Instances that were never heard, and of which the broker says that nobody is there."""
 
     async def listen(self) -> None:
-        """Subscribes to heartbeats; those of this scheduler show that none are missed."""
-        await self._peers.listen("detokenizer")
-        await self._peers.listen("scheduler")
+        """Follows the heartbeats of detokenizers."""
+        await self._peers.listen("detokenizer", self._changed.set)
 
     async def wait(self, timeout: float) -> None:
         """Returns after the next heartbeat, or `timeout` seconds."""
@@ -40,7 +38,7 @@ class Detokenizers:
     def choose(self, request: Request) -> str:
         """Returns the detokenizer to attach a request to: the one that has its stream, or the one that adopts it.
 
-        Empty if the former is gone and none is ready.
+        Empty if its owner is gone and no other one is ready.
         """
         owner = request.detokenizer
         if not request.work.opening or not self.must_move(owner):
@@ -78,6 +76,14 @@ class Detokenizers:
         if beat is None or arrived < since or beat.load.get(UNSENT, 1):
             return None
         return beat.reads.get(term)
+
+    def slowest_reader(self, term: int) -> int | None:
+        """Returns the last step read by the slowest live reader of `term`; None while nobody reads the term.
+
+        A silent reader is ignored: when it is back, it catches up from the tokens that the scheduler knows.
+        """
+        alive = self._peers.alive("detokenizer")
+        return min((beat.reads[term] for beat in alive if term in beat.reads), default=None)
 
     def note_beats(self) -> None:
         """Remembers the last heartbeats beyond the end of their senders."""

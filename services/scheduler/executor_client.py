@@ -12,7 +12,6 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError, NoResponders, RequestTimeout, WireVersionError
 from pagewire.shared.messages import Decoder, encode
-from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.process.peers import SILENCE, Peers
@@ -31,7 +30,6 @@ RESEND_AFTER = 0.25
 _log = structlog.get_logger()
 _claimed = Decoder(Claimed)
 _step = Decoder(StepOutput)
-_heartbeat = Decoder(Heartbeat)
 
 
 def free_executors(peers: Peers) -> list[str]:
@@ -45,9 +43,9 @@ async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: s
     There is none either while the store gives no term. Schedulers that search at the same time ask different executors
     first.
     """
-    again = peers.find(last)
-    known = [last] if again is not None and not again.draining else []
-    for executor in rank(owner, {*free_executors(peers), *known}):
+    last_beat = peers.find(last)
+    own = [last] if last_beat is not None and not last_beat.draining else []
+    for executor in rank(owner, {*free_executors(peers), *own}):
         try:
             term = await bus.store.next_term()
         except BusError as error:
@@ -71,12 +69,12 @@ class ExecutorClient:
         subscribed: set once no step can be missed.
         leaving: set once the executor says that it is about to end, and that the scheduler shall leave it.
         lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
-        failed: whether the executor is lost, and what it ran may be the cause.
-        gaps: times so far that steps were missing.
-        repairs: how many of these gaps a replay has closed.
+        failed: whether the executor is lost, and a request that it ran may be the cause.
+        gaps: number of times that steps were missing.
+        repairs: number of these gaps that a replay has closed.
     """
 
-    def __init__(self, bus: Bus, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
+    def __init__(self, bus: Bus, peers: Peers, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
         self.name = name
         self.term = term
         self.failed = False
@@ -86,25 +84,24 @@ class ExecutorClient:
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
         self._bus = bus
+        self._peers = peers
         self._on_step = on_step
         self._reader = StepReader(term)
         self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=MAX_SENT_PLANS)
         self._inbox = bus.new_inbox()
         self._last_seen = time.monotonic()
         self._absent_since: float | None = None
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat, _ = peers.last(name)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Reads steps until the executor is lost."""
         subscriptions: list[Subscription] = []
         try:
-            for subject, handler in (
-                (f"{subjects.STEPS}.{self.name}", self._on_output),
-                (f"{subjects.HEARTBEAT}.executor.{self.name}", self._on_heartbeat),
-                (self._inbox, self._on_refusal),
-            ):
-                subscriptions.append(await self._bus.subscribe(subject, handler))
+            subscriptions.append(await self._bus.subscribe(f"{subjects.STEPS}.{self.name}", self._on_output))
+            subscriptions.append(await self._bus.subscribe(self._inbox, self._on_refusal))
+            subscriptions.append(await self._peers.listen("executor", self._on_heartbeat, self._on_ended))
+            self.note_seen()  # silence counts from here on
             self.subscribed.set()
             await self._watch()
         finally:
@@ -118,7 +115,7 @@ class ExecutorClient:
         self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
     def mark_lost(self, reason: str, *, failed: bool = False) -> None:
-        """Gives the executor up; `failed` says that what it ran may be the cause, unless the executor was leaving."""
+        """Gives the executor up; `failed`: a request may be the cause, unless the executor was leaving."""
         if not self.lost.is_set():
             self.failed = failed and not self.leaving.is_set()
             _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)
@@ -173,11 +170,8 @@ class ExecutorClient:
         else:
             self.repairs += 1
 
-    def note_reconnection(self) -> None:
-        """Says that messages may have been missed until now, so that the executor need not have been silent."""
-        self._note_seen()
-
-    def _note_seen(self) -> None:
+    def note_seen(self) -> None:
+        """Has silence count anew: the executor was heard, or its messages may have been missed until now."""
         self._last_seen = time.monotonic()
         self._absent_since = None
 
@@ -187,7 +181,7 @@ class ExecutorClient:
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("step_unreadable", executor=self.name, reason=str(error))
             return
-        self._note_seen()
+        self.note_seen()
         if output.term != self.term:
             return
         for step in self._reader.feed(output):
@@ -195,12 +189,15 @@ class ExecutorClient:
         if self._reader.missing is not None:
             self._wake.set()
 
-    def _on_heartbeat(self, message: Message) -> None:
-        if not message.data:
+    def _on_ended(self, instance: str) -> None:
+        if instance == self.name:
             self.mark_lost("its process has ended", failed=True)
-            return
-        beat = _heartbeat.decode(message.data)
-        self._note_seen()
+
+    def _on_heartbeat(self) -> None:
+        beat, _ = self._peers.last(self.name)
+        if beat is None or beat is self._heartbeat:
+            return  # the heartbeat of another executor
+        self.note_seen()
         self._heartbeat = beat
         if beat.load.get("leaving"):
             self.leaving.set()

@@ -11,7 +11,7 @@ _log = structlog.get_logger()
 
 
 class ItemAcks:
-    """What is told the queue about the items that it has delivered here."""
+    """Answers the queue about the items that it has delivered here."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What this scheduler has counted, over all its terms."""
+"""The figures of this scheduler, over all its terms."""
 
 import time
 from collections import Counter
@@ -6,44 +6,35 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 
-from pagewire.services.scheduler.policy.policy import Policy
-from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.sequence import SequenceState
 from pagewire.services.scheduler.request import Request, Stage
 from pagewire.services.scheduler.spans import enter
+from pagewire.services.scheduler.term import COUNTED, Term
 from pagewire.shared import subjects
 from pagewire.shared.metrics import table
-from pagewire.shared.metrics.metric import Histogram, Sample
+from pagewire.shared.metrics.metric import Histogram, Metric, Sample
 from pagewire.shared.telemetry import tracing
 
 _log = structlog.get_logger()
 
 
 class RequestMetrics:
-    """Times of requests, and totals of the policies of all terms.
-
-    Attributes:
-        redelivered: requests so far that got their first slot here after an earlier delivery.
-        executors_lost: executors so far that were lost with what they ran.
-        gaps: times so far that steps were missing.
-        repairs: how many of these gaps a replay has closed.
-    """
+    """Times of requests, and counts of all terms."""
 
     def __init__(self) -> None:
-        self.redelivered = 0
-        self.executors_lost = 0
-        self.gaps = 0
-        self.repairs = 0
+        self._redelivered = 0
+        """Requests that got their first slot here after an earlier delivery."""
+        self._executors_lost = 0
+        """Executors that were lost with what they ran."""
+        self._ended_terms: Counter[Metric] = Counter(dict.fromkeys(COUNTED, 0))
         self._queue = Histogram(table.QUEUE_TIME)
         self._prefill = Histogram(table.PREFILL_TIME)
         self._decode = Histogram(table.DECODE_TIME)
         self._inference = Histogram(table.INFERENCE_TIME)
-        self._preemptions = 0
-        self._cache_queries = 0
-        self._cache_hits = 0
 
     def on_slot(self, request: Request) -> None:
         """Counts the first slot of a request."""
-        self.redelivered += request.generation > 1
+        self._redelivered += request.generation > 1
         request.queue_time = max(0.0, time.time() - request.stored_at)
         self._queue.observe(request.queue_time)
         request.slot_at = time.monotonic()
@@ -71,43 +62,41 @@ class RequestMetrics:
             decode_ms=round((now - first) * 1000, 1) if first else None,
         )
 
-    def end_term(self, policy: Policy | None) -> None:
-        """Keeps the totals of a policy that is used no more."""
-        if policy is None:
-            return
-        self._preemptions += policy.preemptions
-        self._cache_queries += policy.sequences.cache_queries
-        self._cache_hits += policy.sequences.cache_hits
+    def on_executor_lost(self) -> None:
+        """Counts an executor that was lost with what it ran."""
+        self._executors_lost += 1
 
-    def samples(self, policy: Policy | None) -> Iterator[Sample]:
-        """Yields all figures; `policy` is that of the present term."""
+    def on_term_end(self, term: Term) -> None:
+        """Keeps the counts of a term that has ended."""
+        self._ended_terms.update(term.counts())
+
+    def samples(self, term: Term | None) -> Iterator[Sample]:
+        """Yields all figures; `term` is the present one."""
         yield table.QUEUE_TIME.sample(self._queue)
         yield table.PREFILL_TIME.sample(self._prefill)
         yield table.DECODE_TIME.sample(self._decode)
         yield table.INFERENCE_TIME.sample(self._inference)
-        yield table.RECOVERIES.sample(self.redelivered, "request")
-        yield table.RECOVERIES.sample(self.executors_lost, "executor")
-        sequences = policy.sequences if policy is not None else None
-        yield table.PREEMPTIONS.sample(self._preemptions + (policy.preemptions if policy else 0))
-        yield table.CACHE_QUERIES.sample(self._cache_queries + (sequences.cache_queries if sequences else 0))
-        yield table.CACHE_HITS.sample(self._cache_hits + (sequences.cache_hits if sequences else 0))
-        if policy is not None:
-            yield from _of_policy(policy)
-
-
-def _of_policy(policy: Policy) -> Iterator[Sample]:
-    pool = policy.pool
-    yield table.CACHE_INFO.sample(1.0, str(policy.limits.block_size), str(pool.num_blocks))
-    yield table.BLOCKS.sample(pool.num_blocks)
-    yield table.BLOCKS_USED.sample(pool.num_used)
-    yield table.KV_USAGE.sample(pool.num_used / pool.num_blocks)
-    yield table.BUDGET.sample(policy.step_tokens)
+        yield table.RECOVERIES.sample(self._redelivered, "request")
+        yield table.RECOVERIES.sample(self._executors_lost, "executor")
+        counts = Counter(self._ended_terms)
+        if term is not None:
+            counts.update(term.counts())
+            policy, pool = term.policy, term.policy.pool
+            if term.ready:
+                yield table.PAIR.sample(1.0, term.executor.name)
+            yield table.CACHE_INFO.sample(1.0, str(policy.limits.block_size), str(pool.num_blocks))
+            yield table.BLOCKS.sample(pool.num_blocks)
+            yield table.BLOCKS_USED.sample(pool.num_used)
+            yield table.KV_USAGE.sample(pool.num_used / pool.num_blocks)
+            yield table.BUDGET.sample(policy.step_tokens)
+        for metric, count in counts.items():
+            yield metric.sample(count)
 
 
 def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Iterator[Sample]:
     """Yields how many requests run and wait.
 
-    `queued` are those in the store, by class; empty: another scheduler counts them.
+    `queued` is their number in the store, by class; empty: another scheduler counts them.
     """
     running: Counter[str] = Counter(dict.fromkeys(subjects.CLASSES, 0))
     waiting = Counter({(name, reason): 0 for name in subjects.CLASSES for reason in ("capacity", "preempted")})
@@ -115,7 +104,7 @@ def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Ite
         name = subjects.CLASSES[subjects.class_of(request.work.priority)]
         if request.queued:
             waiting[name, "capacity"] += 1
-        elif request.work.sampling.beam_width or any(map(_runs, request.sequences)):
+        elif request.work.sampling.beam_width or any(s.state is SequenceState.RUNNING for s in request.sequences):
             running[name] += 1
         elif request.unfinished:
             waiting[name, "preempted"] += 1
@@ -123,7 +112,3 @@ def request_samples(requests: Iterable[Request], queued: tuple[int, ...]) -> Ite
     yield from table.RUNNING.samples(running.items())
     for labels, count in waiting.items():
         yield table.WAITING.sample(count, *labels)
-
-
-def _runs(sequence: Sequence) -> bool:
-    return sequence.state is SequenceState.RUNNING

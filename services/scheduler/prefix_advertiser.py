@@ -1,4 +1,4 @@
-"""Tells the tokenizers which prefixes are cached here."""
+"""Publishes to the tokenizers which prefixes are cached here."""
 
 import asyncio
 import time

@@ -13,7 +13,7 @@ from pagewire.shared.telemetry import tracing
 
 
 class Stage(Enum):
-    """What a request does; the values are the names of its spans."""
+    """The stages of a request; their values are the names of its spans."""
 
     QUEUE = "queue"
     """It waits in the store for a scheduler."""
@@ -34,42 +34,42 @@ class Request:
 
     work: WorkItem
     queue: str
-    """From which the item was pulled."""
+    """Queue from which the item was pulled."""
     ack: str
-    """Of the latest delivery."""
+    """Subject that acknowledges the latest delivery."""
     generation: int
-    """Number of the latest delivery."""
+    """Number of deliveries of the item, the latest included."""
     trace: str
     """`traceparent` of the request."""
     stored_at: float
     """Unix time at which the queue stored the item."""
     sequences: list[Sequence] = field(default_factory=list)
-    """One per choice, with dense ids, from the last time that the request was attached to its detokenizer."""
+    """Sequence of each choice, with dense ids, since the request was last attached to its detokenizer."""
     unfinished: set[int] = field(default_factory=set)
     """Ids of the sequences that have not ended."""
     queued: bool = True
-    """No sequence of it has had a slot yet."""
+    """Whether no sequence of it has had a slot yet."""
     detokenizer: str = ""
     """Instance that has the stream, as far as this scheduler knows."""
     moves: int = 0
     """Number of times that this scheduler has moved the stream to another detokenizer."""
     must_open: bool = False
-    """The detokenizer may not have the stream: the next `Attach` brings its opening."""
+    """Whether the detokenizer may not have the stream: the next `Attach` brings its opening then."""
     attached_at: tuple[int, float] = (0, 0.0)
-    """When the detokenizer has last answered that it has the stream: term and monotonic time."""
+    """Term and monotonic time of the last answer of the detokenizer that it has the stream."""
     sent: tuple[int, ...] = ()
     """Tokens per choice that the client has certainly got from earlier detokenizers; empty: unknown."""
     attaching: int = 0
     """Exchanges with a detokenizer that are going on."""
     slot_at: float = 0.0
-    """When it got its first slot, in monotonic seconds; 0: not yet."""
+    """Monotonic time of its first slot; 0: it had none yet."""
     queue_time: float = 0.0
     """Seconds from the storing of its item to its first slot."""
     first_token_at: float = 0.0
-    """When its first token was read, in monotonic seconds; 0: not yet."""
+    """Monotonic time at which its first token was read; 0: not yet."""
     stage: Stage = Stage.QUEUE
     stage_began: float = 0.0
-    """Unix time in seconds."""
+    """Unix time in seconds at which the stage began."""
     ended_at: tuple[int, int] | None = None
     """Term and step of its last token, once all sequences have ended on the device."""
 
@@ -99,7 +99,7 @@ class Request:
         return tuple(pack(s.tokens[s.num_prompt_tokens :]) for s in self.sequences)
 
     def scores(self) -> dict[str, Any]:
-        """Returns the fields of an `Attach` that only a beam search has: what it found out of its texts."""
+        """Returns the fields of an `Attach` that only a beam search has: the log-probabilities of its texts."""
         if not self.work.sampling.beam_width or not self.sequences:
             return {}
         return {
@@ -111,7 +111,7 @@ class Request:
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival_order: int) -> list[Sequence]:
     """Returns one sequence per choice, with the longer of the two lists of known tokens: ours or the detokenizer's.
 
-    If log-probabilities are reported, only the detokenizer's tokens count, because it has those of no others.
+    If log-probabilities are reported, only the detokenizer's tokens count: it has the log-probabilities of no others.
 
     Choices that have ended, here or at the detokenizer, are in the state FINISHED.
     """
@@ -122,11 +122,11 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
     sequences = []
     finishes = [sequence.finish for sequence in request.sequences] or [Finish.NONE] * request.num_choices
     for index, (ours, theirs) in enumerate(zip(request.generated(), answer.tokens, strict=True)):
-        known = unpack(theirs if request.reports else max(ours, theirs, key=len))
+        generated = unpack(theirs if request.reports else max(ours, theirs, key=len))
         prompt = prompts[index // work.n]
         sequence = Sequence(
             id=first_id + index,
-            tokens=prompt + known,
+            tokens=prompt + generated,
             num_prompt_tokens=len(prompt),
             sampling=work.sampling,
             prompt_index=index // work.n,
@@ -140,8 +140,8 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             trace=request.trace if tracing.records(request.trace) else "",
             finish=Finish.NONE if request.reports and len(theirs) < len(ours) else finishes[index],
         )
-        stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids
-        if index in ended or sequence.finish or stopped or len(known) >= work.sampling.max_tokens:
+        stopped = len(generated) > work.sampling.min_tokens and generated[-1] in stop_ids
+        if index in ended or sequence.finish or stopped or len(generated) >= work.sampling.max_tokens:
             sequence.state = SequenceState.FINISHED
         sequences.append(sequence)
     return sequences

@@ -2,32 +2,28 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import groupby
 
 import msgspec
 import structlog
 
-from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
+from pagewire.services.scheduler.attacher import LOOK_EVERY, Attacher
 from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.item_acks import ItemAcks
-from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamGroup
-from pagewire.services.scheduler.policy.policy import Policy
-from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.metrics import RequestMetrics
+from pagewire.services.scheduler.policy.policy import Decision
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
-from pagewire.services.scheduler.policy.suspects import Suspects
 from pagewire.services.scheduler.request import Request, Stage, sequences_of
 from pagewire.services.scheduler.service_meter import ServiceMeter
-from pagewire.services.scheduler.spans import accept, enter
+from pagewire.services.scheduler.spans import accept, enter, note_preempted
+from pagewire.services.scheduler.term import Term
+from pagewire.services.scheduler.trials import Trials
 from pagewire.services.scheduler.work_consumer import WorkConsumer
-from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
-from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
-from pagewire.shared.messages.open import AbortStream
-from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.context import Context
 from pagewire.shared.process.peers import Peers
@@ -47,24 +43,31 @@ _work = Decoder(WorkItem)
 class RequestManager:
     """The requests that this scheduler holds, by their own ids and by those of their unfinished sequences."""
 
-    def __init__(self, context: Context, peers: Peers, model: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        peers: Peers,
+        detokenizers: Detokenizers,
+        meter: ServiceMeter,
+        metrics: RequestMetrics,
+        model: str,
+        on_change: Callable[[], None],
+    ) -> None:
         """`model` is the model's token in subjects; `on_change` is called when the policy has more to run."""
         self.requests: dict[str, Request] = {}
-        self.by_sequence: dict[int, Request] = {}
-        self.policy: Policy | None = None
-        self.meter = ServiceMeter(time.monotonic())
-        self._context = context
-        self._bus = context.bus
+        self.term: Term | None = None
+        self._by_sequence: dict[int, Request] = {}
+        self._last_term: Term | None = None
+        """The present term, or the last one."""
+        self._meter = meter
+        self._metrics = metrics
         self._store = context.bus.store
         self._acks = ItemAcks(self._store)
-        self._detokenizers = Detokenizers(context.bus)
-        self._attacher = Attacher(context, self._detokenizers)
-        self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
+        self._detokenizers = detokenizers
+        self._attacher = Attacher(context, detokenizers)
+        self._consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
         self._on_change = on_change
-        self._prefixes = RecentPrefixes(0)
-        self._suspects = Suspects()
-        self._trial_lengths: dict[int, int] = {}
-        """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
+        self._trials = Trials(self.requests, self._by_sequence)
         self._tasks: asyncio.TaskGroup | None = None
         self._num_tasks = 0
         self._last_sequence = 0
@@ -72,104 +75,105 @@ class RequestManager:
 
     async def run(self) -> None:
         """Pulls and renews until cancelled."""
-        await self._detokenizers.listen()
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
             self._tasks.create_task(self._watch_detokenizers())
-            await self.consumer.run()
+            await self._consumer.run()
 
-    def start_term(self, policy: Policy, executor: str) -> None:
+    def start_term(self, term: Term) -> None:
         """Begins a term: all requests are attached again and wait for the new executor.
 
         If a request is on trial, only that one is.
         """
-        self.policy = policy
-        self._attacher.start_term(policy, executor)
-        self._suspects.retain(self.requests)
-        limits = policy.limits
-        self._prefixes = RecentPrefixes(limits.cached_positions)
+        self.term = self._last_term = term
+        self._trials.retain_held()
         for request in self.requests.values():
-            self._spawn(self._attach(request))
-        self.consumer.notify()
+            self._spawn(self._attach(request, term))
+        self._consumer.notify()
 
     def end_term(self) -> None:
         """Ends the term. Nothing is pulled until the next term begins."""
-        self.meter.metrics.end_term(self.policy)
-        self.policy = None
-        self._attacher.end_term()
-        self._trial_lengths = {}
+        if self.term is not None:
+            self._metrics.on_term_end(self.term)
+            self.term.ended = True
+            self.term = None
 
-    def on_failed_step(self, sequences: Iterable[int]) -> None:
+    def on_failed_step(self, sequences: Iterable[int], term: Term) -> None:
         """Ends the request that has made a step fail; if it cannot be known yet, suspects run alone in later terms."""
-        by_id = self.policy.sequences.by_id if self.policy is not None else {}
-        owners = [self._owner(by_id[i]) if i in by_id else "" for i in sequences]
-        self._end_guilty(self._suspects.step_failed({*owners} - {""}, strangers="" in owners))
+        self._end_guilty(self._trials.step_failed(sequences, term))
 
-    def on_executor_lost(self) -> None:
-        """Does the same for the requests that had slots when an executor was lost, if it happens to them again."""
-        lengths: Counter[str] = Counter()
-        for sequence in self.policy.running if self.policy is not None else ():
-            if owner := self._owner(sequence):
-                lengths[owner] += len(sequence.tokens)
-        self._end_guilty(self._suspects.executor_lost(lengths))
+    def on_executor_lost(self, term: Term) -> None:
+        """Ends the request that the executor was lost with when it ran alone, if there is one."""
+        self._metrics.on_executor_lost()
+        self._end_guilty(self._trials.executor_lost(term))
 
-    def end_trial(self) -> bool:
-        """Returns whether there was a trial and it has ended well. The next term continues with the others."""
-        name = self._suspects.on_trial
-        if self.policy is None or not name:
-            return False
-        request = self.requests.get(name)
-        if request is not None:
-            if not self._trial_lengths:
-                return False  # it is still being attached
-            unfinished = [s for s in request.sequences if s.id in request.unfinished]
-            if any(len(s.tokens) == self._trial_lengths[s.id] for s in unfinished):
-                return False
-        self._suspects.clear(name)
-        return True
+    def end_trial(self, term: Term) -> bool:
+        """Returns whether there was a trial and it has ended well. The next term continues with the other requests."""
+        return self._trials.end(term)
 
-    def on_finished(self, sequences: Iterable[int], *, unread: bool = False) -> None:
+    def on_prefilled(self, sequences: Iterable[Sequence]) -> None:
+        """Notes the requests of sequences that have sampled for the first time in their slot."""
+        for sequence in sequences:
+            request = self._by_sequence.get(sequence.caller_ids[0])
+            if request is not None:
+                self._metrics.on_first_token(request)
+
+    def on_decision(self, decision: Decision, term: Term) -> None:
+        """Notes which sequences have got or lost a slot, and passes on which sequences and beam searches have ended."""
+        added = () if decision.plan is None else decision.plan.added
+        for add in added:
+            sequence = term.policy.sequences.by_id[add.sequence]
+            request = self._by_sequence.get(sequence.caller_ids[0])
+            if request is None:
+                continue
+            if request.queued:
+                request.queued = False
+                self._meter.start(request, time.monotonic())
+                self._metrics.on_slot(request)
+            if request.stage is not Stage.RUN:
+                enter(request, Stage.RUN, cached_tokens=add.computed, executor=term.executor.name)
+        if added:
+            self._consumer.notify()
+        if decision.preempted:
+            note_preempted(self._by_sequence, decision.preempted)
+        if decision.expired:
+            self.on_finished(decision.expired)  # the detokenizer tells their clients
+        for search in decision.searches:
+            request = self._by_sequence.get(search.choices[0].id)
+            if request is not None:
+                self._spawn(self._send_result(request, [choice.id for choice in search.choices]))
+
+    def on_finished(self, sequences: Iterable[int], *, ended_at: tuple[int, int] | None = None) -> None:
         """Forgets the requests whose last sequence has ended. The detokenizer ends their items.
 
-        `unread` says that the detokenizer may not know of it: it can still need the tokens that are known here.
+        `ended_at` is the term and the step of their last token, if the detokenizer may not have read it: until it has,
+        it can still need the tokens that are known here.
         """
-        for sequence in sequences:
-            request = self.by_sequence.pop(sequence, None)
+        for i in sequences:
+            request = self._by_sequence.pop(i, None)
             if request is not None:
-                ended = request.sequences[sequence - request.sequences[0].id]
-                self._prefixes.add(ended.tokens, ended.cache_salt)
-                request.unfinished.discard(sequence)
+                sequence = request.sequences[i - request.sequences[0].id]
+                if self.term is not None:
+                    self.term.prefixes.add(sequence.tokens, sequence.cache_salt)
+                request.unfinished.discard(i)
                 if not request.unfinished:
-                    self.meter.end(request)
-                    if unread and self.policy is not None:
-                        request.ended_at = self.policy.term, self.policy.step
-                    else:
+                    self._metrics.on_end(request)
+                    self._meter.end(request)
+                    request.ended_at = ended_at
+                    if ended_at is None:
                         self._forget(request)
-        self.consumer.notify()
+        self._consumer.notify()
 
     def attach_again(self, sequences: Iterable[int]) -> int:
-        """Attaches requests again, whose detokenizer has missed tokens; returns how many of the sequences are known."""
-        wanted = set(sequences)
-        known = 0
+        """Attaches requests again whose detokenizer has missed tokens; returns how many of the sequences are held."""
+        ids = set(sequences)
+        held = 0
         for request in self.requests.values():
-            ours = wanted.intersection(sequence.id for sequence in request.sequences)
-            known += len(ours)
+            ours = ids.intersection(sequence.id for sequence in request.sequences)
+            held += len(ours)
             if ours and not request.attaching:
                 self._spawn(self._attach_running(request, lost=True))
-        return known
-
-    def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
-        """Sends the results of beam searches to the detokenizers."""
-        for group in groups:
-            request = self.by_sequence.get(group.choices[0].id)
-            if request is not None:
-                self._spawn(self._send_result(request, [choice.id for choice in group.choices]))
-
-    def cached_prefixes(self) -> CachedPrefixes | None:
-        """Returns what the tokenizers are told; None while nothing can run here."""
-        if self.policy is None:
-            return None
-        return CachedPrefixes(self._context.instance, self.policy.limits.max_running, self._prefixes.packed())
+        return held
 
     @property
     def idle(self) -> bool:
@@ -178,27 +182,27 @@ class RequestManager:
 
     def stop_admission(self) -> None:
         """Pulls nothing more and gives no more slots in this term."""
-        if self.policy is not None:
-            self.policy.admits = False
+        if self.term is not None:
+            self.term.policy.stop_admission()
 
     async def stop_pulling(self) -> None:
         """Pulls nothing more, for good; returns when the requests that have arrived are attached."""
-        await self.consumer.stop()
+        await self._consumer.stop()
         await poll(lambda: not self._num_tasks)
 
     async def return_waiting(self) -> None:
         """Returns the items of the requests that have had no slot yet to their queues, for another scheduler."""
         for request in [request for request in self.requests.values() if request.queued]:
-            self._abort(request)
+            self._abort(request.unfinished)
             self._forget(request)
             await self._acks.give_back(request.ack)
 
     async def hand_back(self) -> None:
         """Returns every item to its queue, for another scheduler."""
         held = list(self.requests.values())
-        self._suspects.retain(())
         self.requests.clear()
-        self.by_sequence.clear()
+        self._by_sequence.clear()
+        self._trials.retain_held()
         for request in held:
             enter(request, Stage.ENDED, end="handed_back")
             await self._acks.give_back(request.ack)
@@ -211,19 +215,19 @@ class RequestManager:
 
     def _on_done(self, _: "asyncio.Task[None]") -> None:
         self._num_tasks -= 1
-        self.consumer.notify()
+        self._consumer.notify()
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
-        if self.policy is None or not self.policy.admits or self._suspects.on_trial:
+        if (term := self.term) is None or not term.policy.admits or self._trials.on_trial:
             return 0
-        free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
+        free = max(0, term.policy.limits.max_running - term.policy.num_unfinished)
         waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
         return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
 
     def _on_item(self, queue: str, item: Item) -> None:
-        takes = self.policy is not None and self.policy.admits
-        self._spawn(self._accept(queue, item) if takes else self._acks.give_back(item.ack))
+        admits = self.term is not None and self.term.policy.admits
+        self._spawn(self._accept(queue, item) if admits else self._acks.give_back(item.ack))
 
     async def _renew(self) -> None:
         """Keeps the items of all requests from being delivered again."""
@@ -251,7 +255,8 @@ class RequestManager:
         request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
         accept(request)
         self.requests[work.request_id] = request
-        await self._attach(request)
+        if self.term is not None:  # otherwise the next term attaches it
+            await self._attach(request, self.term)
 
     async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
         """Updates a request by another delivery: with a newer ack, or with the detokenizer that its client has now."""
@@ -282,36 +287,34 @@ class RequestManager:
                     self._forget(request)
 
     async def _attach_running(self, request: Request, *, lost: bool = False) -> None:
-        """Tells the detokenizer again which sequences a request is, and all tokens that are known here.
+        """Sends the detokenizer the sequences of a request again, with all tokens that are known here.
 
-        `lost` says that the detokenizer has lost tokens. Those whose log-probabilities it needs are generated again.
+        `lost`: whether it has lost tokens. Tokens whose log-probabilities it needs are generated again.
         """
-        policy = self.policy
-        sequences, told, moves = request.sequences, request.generated(), request.moves
+        term, sequences, tokens, moves = self.term, request.sequences, request.generated(), request.moves
         answer = await self._send_attach(request, sequences[0].id, running=True)
-        if answer is None or self.policy is not policy or request.sequences is not sequences:
+        if answer is None or self.term is not term or request.sequences is not sequences:
             return
-        over = [sequences[index].id for index in unpack(answer.ended)]
-        misses = any(len(theirs) < len(ours) for ours, theirs in zip(told, answer.tokens, strict=False))
+        misses = any(len(theirs) < len(ours) for ours, theirs in zip(tokens, answer.tokens, strict=False))
         if request.reports and misses and (lost or request.moves != moves):
-            self._abort(request)
-            await self._attach(request)
+            self._abort(request.unfinished)
+            if term is not None:
+                await self._attach(request, term)
             return
+        ended = [sequences[index].id for index in unpack(answer.ended)]
         if answer.state != AttachState.OPEN:
-            over = list(request.unfinished)
-        for sequence in over:
-            if policy is not None:
-                policy.abort(sequence)
-        self.on_finished(over)
+            ended = list(request.unfinished)
+        self._abort(ended)
+        self.on_finished(ended)
         if answer.state != AttachState.OPEN:
             self._forget(request)
         self._on_change()
 
-    async def _attach(self, request: Request) -> None:
+    async def _attach(self, request: Request, term: Term) -> None:
         """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
-        policy = self.policy
-        if policy is None or not self._suspects.may_run(request.work.request_id):
+        if term.ended or not self._trials.may_run(request):
             return  # a later term attaches it
+        policy = term.policy
         if request.work.sampling.beam_width:
             longest = max(map(len, request.work.prompts)) // 4
             if reason := policy.limits.beam_search_error(longest, request.work.sampling):
@@ -320,7 +323,7 @@ class RequestManager:
         first = self._last_sequence + 1
         self._last_sequence += request.num_choices
         answer = await self._send_attach(request, first)
-        if self.policy is not policy or self.requests.get(request.work.request_id) is not request:
+        if self.term is not term or self.requests.get(request.work.request_id) is not request:
             return  # the term ended meanwhile, or the item was handed back
         if answer is None or answer.state != AttachState.OPEN:
             self._forget(request)
@@ -332,18 +335,18 @@ class RequestManager:
             return
         self._last_arrival += 1
         for sequence in request.sequences:
-            self.by_sequence.pop(sequence.id, None)
+            self._by_sequence.pop(sequence.id, None)
         request.sequences = sequences_of(request, first, answer, self._last_arrival)
         unfinished = [sequence for sequence in request.sequences if sequence.state is SequenceState.WAITING]
         request.unfinished = {sequence.id for sequence in unfinished}
         if not unfinished:
             self._forget(request)
             return
-        if self._suspects.on_trial:
-            self._trial_lengths = {sequence.id: len(sequence.tokens) for sequence in unfinished}
+        if self._trials.on_trial:
+            term.trial_lengths = {sequence.id: len(sequence.tokens) for sequence in unfinished}
         for sequence in unfinished:
-            self.by_sequence[sequence.id] = request
-            self._prefixes.add(sequence.tokens, sequence.cache_salt)
+            self._by_sequence[sequence.id] = request
+            term.prefixes.add(sequence.tokens, sequence.cache_salt)
         if request.work.sampling.beam_width:
             for _, choices in groupby(unfinished, key=lambda sequence: sequence.prompt_index):
                 policy.beam_search.add(list(choices))
@@ -354,27 +357,22 @@ class RequestManager:
 
     async def _send_result(self, request: Request, choices: list[int]) -> None:
         """Sends the result of a beam search. If no detokenizer takes it, the item is delivered and searched again."""
-        policy = self.policy
+        term = self.term
         answer = await self._send_attach(request, request.sequences[0].id, running=True)
-        if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
+        if self.term is not term or self._by_sequence.get(choices[0]) is not request:
             return  # the term ended meanwhile, or the request
         if answer is None or answer.state == AttachState.UNKNOWN:
-            self._abort(request)
+            self._abort(request.unfinished)
             self._forget(request)
             self._on_change()
         else:
             self.on_finished(choices)
 
-    def _abort(self, request: Request) -> None:
-        """Has the policy abort the unfinished sequences of a request."""
-        if self.policy is not None:
-            for sequence in list(request.unfinished):
-                self.policy.abort(sequence)
-
-    def _owner(self, sequence: Sequence) -> str:
-        """Returns the id of the request that a sequence of the policy belongs to; empty if it has ended."""
-        request = self.by_sequence.get(sequence.caller_ids[0])
-        return request.work.request_id if request is not None else ""
+    def _abort(self, sequences: Iterable[int]) -> None:
+        """Has the policy abort sequences, if an executor may run them."""
+        if self.term is not None:
+            for sequence in sequences:
+                self.term.policy.abort(sequence)
 
     def _end_guilty(self, name: str) -> None:
         request = self.requests.get(name)
@@ -386,24 +384,20 @@ class RequestManager:
 
     async def _refuse(self, request: Request, error: RequestError) -> None:
         """Ends a request that cannot run. If its detokenizer does not answer, the item is delivered again."""
-        abort = AbortStream(request.work.request_id, error.kind, error.message)
-        subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.abort"
         self._forget(request)
-        try:
-            await self._bus.request(subject, encode(abort), timeout=ATTACH_TIMEOUT)
-        except BusError as unheard:
-            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(unheard))
-        else:
+        if await self._attacher.refuse(request, error):
             await self._acks.end(request.ack)
 
     async def _send_attach(self, request: Request, first_sequence: int, *, running: bool = False) -> Attached | None:
-        """See `Attacher.attach`."""
-        return await self._attacher.attach(
-            request,
-            first_sequence,
-            lambda: self.requests.get(request.work.request_id) is request,
-            running=running,
-        )
+        """Tells the detokenizer the sequences of a request, unless the term ends or the request is forgotten."""
+        present, term = self.term, self._last_term
+        if term is None:
+            return None
+
+        def held() -> bool:
+            return self.term is present and self.requests.get(request.work.request_id) is request
+
+        return await self._attacher.attach(request, first_sequence, term, held, running=running)
 
     async def _is_done(self, request_id: str) -> bool:
         try:
@@ -416,4 +410,4 @@ class RequestManager:
         if self.requests.get(request.work.request_id) is request:
             del self.requests[request.work.request_id]
         for sequence in request.sequences:
-            self.by_sequence.pop(sequence.id, None)
+            self._by_sequence.pop(sequence.id, None)

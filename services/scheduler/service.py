@@ -9,16 +9,18 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.backlog_reporter import BacklogReporter
+from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
-from pagewire.services.scheduler.metrics import request_samples
+from pagewire.services.scheduler.metrics import RequestMetrics, request_samples
 from pagewire.services.scheduler.policy.block_pool import IntegrityError
 from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.policy.term_limits import limits_of
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
-from pagewire.services.scheduler.request import Stage
 from pagewire.services.scheduler.request_manager import RequestManager
-from pagewire.services.scheduler.spans import enter, note_preempted, note_term_end
-from pagewire.services.scheduler.step_readers import Readers
+from pagewire.services.scheduler.service_meter import ServiceMeter
+from pagewire.services.scheduler.spans import note_term_end
+from pagewire.services.scheduler.term import Term
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusError, BusUnavailable, WireVersionError
@@ -26,6 +28,7 @@ from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
+from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
@@ -51,35 +54,41 @@ class Scheduler:
         self._bus = context.bus
         self._model = served_name(context.settings)
         self._token = subjects.model_token(self._model)
-        self._executor: ExecutorClient | None = None
+        self._last_executor = ""
+        """Executor of the present term, or of the last one; empty before the first."""
         self._claiming = False
         self._handed_over = False
         self._peers_changed = asyncio.Event()
-        self._peers = Peers(context.bus, on_change=self._on_peers)
-        self._readers = Readers(context.bus, self._send_plans)
-        self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
-        self._backlog = BacklogReporter(self._bus, self._token, context.instance, self._manager)
+        self._peers = Peers(context.bus)
+        self._detokenizers = Detokenizers(self._peers)
+        self._meter = ServiceMeter(time.monotonic())
+        self._metrics = RequestMetrics()
+        self._manager = RequestManager(
+            context, self._peers, self._detokenizers, self._meter, self._metrics, self._token, self._send_plans
+        )
+        self._backlog = BacklogReporter(self._bus, self._token, context.instance, self._manager, self._meter)
         self._violations = 0
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
         self._bus.on_reconnect(self._note_reconnection)
         await self._bus.subscribe(f"{subjects.ABORT}.{self._context.instance}.abort", self._on_abort)
-        await self._peers.listen("scheduler")
-        await self._peers.listen("executor")
-        await self._readers.listen()
+        await self._detokenizers.listen()
+        await self._peers.listen("detokenizer", self._send_plans)  # the slowest reader may be another one now
+        await self._peers.listen("scheduler", self._peers_changed.set)
+        await self._peers.listen("executor", self._peers_changed.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._manager.run())
                 tasks.create_task(self._backlog.run())
                 subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
-                tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
+                tasks.create_task(advertise_prefixes(self._bus, subject, self._cached_prefixes))
                 tasks.create_task(self._check_when_idle())
                 while not self._handed_over:
                     await self._serve(*await self._claim())
                 await asyncio.Event().wait()
         finally:
-            self._executor = None
+            self._manager.end_term()
             self._context.announce()  # not ready: other schedulers take what is addressed to this one at once
             await self._manager.hand_back()
 
@@ -105,17 +114,12 @@ class Scheduler:
     async def _hand_over(self) -> None:
         """Ends the term for good, so that the executor is free, and returns all work to its queues."""
         self._handed_over = True
-        executor, self._executor = self._executor, None
-        self._manager.end_term()
-        if executor is not None:
-            executor.end_term()
+        if (term := self._manager.term) is not None:
+            self._manager.end_term()
+            term.executor.end_term()
         self._context.announce()
         await self._manager.stop_pulling()
         await self._manager.hand_back()
-
-    def _on_peers(self) -> None:
-        self._peers_changed.set()
-        self._manager.consumer.on_peers()
 
     async def _claim(self) -> tuple[int, Claimed]:
         """Claims an executor. While there is none for too long, other schedulers get the work."""
@@ -127,21 +131,22 @@ class Scheduler:
             self._claiming = False
 
     async def _search(self) -> tuple[int, Claimed]:
-        last = "" if self._executor is None else self._executor.name
+        last = self._last_executor
         # What an executor has left unfinished need not wait for its successor while another scheduler has an executor.
         due = time.monotonic() + (0.0 if last and self._successor() else HAND_BACK_AFTER)
         while True:
             if self._handed_over:
                 await asyncio.Event().wait()
             self._peers_changed.clear()
-            found = None
+            claim = None
             try:
-                found = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
+                claim = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
             except BusError as error:
                 _log.warning("executor_not_claimed", reason=str(error))
-            if found is not None:
-                _log.info("executor_claimed", executor=found[1].executor, term=found[0], blocks=found[1].num_blocks)
-                return found
+            if claim is not None:
+                term, claimed = claim
+                _log.info("executor_claimed", executor=claimed.executor, term=term, blocks=claimed.num_blocks)
+                return claim
             if time.monotonic() >= due:
                 log = _log.warning if last else _log.info  # at the start, loading weights takes time
                 log("no_executor", retry_in="as soon as one is free")
@@ -151,97 +156,81 @@ class Scheduler:
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._peers_changed.wait()
 
-    async def _serve(self, term: int, claimed: Claimed) -> None:
+    async def _serve(self, number: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
         if self._handed_over:
             return
         limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
-        executor = self._executor = ExecutorClient(self._bus, claimed.executor, term, self._on_step)
+        executor = ExecutorClient(self._bus, self._peers, claimed.executor, number, self._on_step)
+        term = Term(executor, Policy(number, limits), RecentPrefixes(limits.cached_positions))
+        self._last_executor = executor.name
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(executor.run())
             await executor.subscribed.wait()
-            self._manager.start_term(Policy(term, limits), claimed.executor)
+            self._manager.start_term(term)
             self._context.announce()
-            changing = tasks.create_task(self._change_executor(executor))
+            changing = tasks.create_task(self._change_executor(term))
             await reading
             changing.cancel()
-        self._manager.meter.metrics.gaps += executor.gaps
-        self._manager.meter.metrics.repairs += executor.repairs
-        executor.gaps = executor.repairs = 0
         if executor.failed:
-            self._manager.meter.metrics.executors_lost += 1
-            self._manager.on_executor_lost()
+            self._manager.on_executor_lost(term)
         note_term_end(self._manager.requests.values(), lost=executor.failed)
         self._manager.end_term()
         self._context.announce()
 
-    async def _change_executor(self, executor: ExecutorClient) -> None:
+    async def _change_executor(self, term: Term) -> None:
         """Leaves an executor that is about to end: at once if another one is free, else when nothing runs any more."""
-        await executor.leaving.wait()
-        policy = self._manager.policy
-        _log.info("executor_drains", executor=executor.name)
+        await term.executor.leaving.wait()
+        _log.info("executor_drains", executor=term.executor.name)
         self._manager.stop_admission()
         if self._successor():
             await self._manager.return_waiting()
-        await poll(lambda: policy is None or not policy.running or bool(free_executors(self._peers)))
-        executor.end_term()
+        await poll(lambda: not term.policy.running or bool(free_executors(self._peers)))
+        term.executor.end_term()
 
     def _note_reconnection(self) -> None:
-        if self._executor is not None:
-            self._executor.note_reconnection()
+        if (term := self._manager.term) is not None:
+            term.executor.note_seen()
 
     def _send_plans(self) -> None:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""
-        policy, executor = self._manager.policy, self._executor
-        if policy is None or executor is None or executor.lost.is_set():
+        term = self._manager.term
+        if term is None or not term.ready:
             return
-        if self._manager.end_trial():
-            executor.end_term()
+        if self._manager.end_trial(term):
+            term.executor.end_term()
             return
-        policy.slowest_reader = self._readers.slowest(policy.term)
-        policy.now = time.time()
+        now, slowest_reader = time.time(), self._detokenizers.slowest_reader(term.number)
+        more = True
+        while more:
+            decision = term.policy.schedule(now, slowest_reader)
+            more = decision.plan is not None and self._send_plan(decision.plan, term)
+            self._manager.on_decision(decision, term)
+
+    def _send_plan(self, plan: Plan, term: Term) -> bool:
+        """Sends a plan; returns False if the executor is lost because the connection does not take it."""
         try:
-            while (plan := policy.schedule()) is not None:
-                self._note_slots(policy, plan, executor.name)
-                executor.send(plan)
-                if plan.added:
-                    self._manager.consumer.notify()
+            term.executor.send(plan)
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
-            executor.mark_lost("the connection takes no more")
-        if policy.preempted:
-            preempted, policy.preempted = policy.preempted, []
-            note_preempted(self._manager.by_sequence, preempted)
-        if policy.expired:
-            expired, policy.expired = policy.expired, []
-            self._manager.on_finished(expired)  # the detokenizer tells their clients
-        if policy.beam_search.finished:
-            finished, policy.beam_search.finished = policy.beam_search.finished, []
-            self._manager.on_beams_finished(finished)
+            term.executor.mark_lost("the connection takes no more")
+            return False
+        return True
 
     def _on_step(self, output: StepOutput) -> None:
-        policy = self._manager.policy
-        if policy is None or output.term != policy.term:
+        term = self._manager.term
+        if term is None:
             return
         if output.failed:
-            self._fail_step(output)
+            _log.error("step_failed", term=output.term, step=output.step)
+            self._manager.on_failed_step(unpack(output.failed), term)
+            term.executor.end_term()
             return
-        policy.on_step(output)
-        for sequence in policy.prefilled:
-            request = self._manager.by_sequence.get(sequence.caller_ids[0])
-            if request is not None:
-                self._manager.meter.metrics.on_first_token(request)
+        self._manager.on_prefilled(term.policy.on_step(output))
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._manager.on_finished((sequence for sequence, finish in rows if finish), unread=True)
+            self._manager.on_finished((i for i, finish in rows if finish), ended_at=(term.number, output.step))
         self._send_plans()
-
-    def _fail_step(self, output: StepOutput) -> None:
-        """Ends the term with a step that has raised."""
-        _log.error("step_failed", term=output.term, step=output.step)
-        self._manager.on_failed_step(unpack(output.failed))
-        if self._executor is not None:
-            self._executor.end_term()
 
     def _on_abort(self, message: Message) -> None:
         """Handles a detokenizer's request to end sequences, and answers how many had not ended already."""
@@ -250,75 +239,54 @@ class Scheduler:
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("abort_unreadable", reason=str(error))
             return
-        policy = self._manager.policy
-        sequences = unpack(request.sequences)
-        aborted = 0
-        if policy is not None and request.term == policy.term and request.reason == AbortReason.LOST_TOKENS:
-            aborted = self._manager.attach_again(sequences)
-        elif policy is not None and request.term == policy.term:
-            aborted = sum([policy.abort(sequence) for sequence in sequences])
-            self._manager.on_finished(sequences)
+        term, sequences, live = self._manager.term, unpack(request.sequences), 0
+        if term is not None and request.term == term.number:
+            if request.reason == AbortReason.LOST_TOKENS:
+                live = self._manager.attach_again(sequences)
+            else:
+                live = sum([term.policy.abort(sequence) for sequence in sequences])
+                self._manager.on_finished(sequences)
         if message.reply:
-            self._bus.publish(message.reply, encode(AbortedSequences(aborted)))
+            self._bus.publish(message.reply, encode(AbortedSequences(live)))
         self._send_plans()
 
-    def _note_slots(self, policy: Policy, plan: Plan, executor: str) -> None:
-        """Notes which requests run from this plan on."""
-        for added in plan.added:
-            sequence = policy.sequences.by_id[added.sequence]
-            request = self._manager.by_sequence.get(sequence.caller_ids[0])
-            if request is None:
-                continue
-            if request.queued:
-                request.queued = False
-                self._manager.meter.start(request, time.monotonic())
-            if request.stage is not Stage.RUN:
-                enter(request, Stage.RUN, cached_tokens=added.computed, executor=executor)
+    def _cached_prefixes(self) -> CachedPrefixes | None:
+        """Returns the message to the tokenizers; None while nothing can run here."""
+        if (term := self._manager.term) is None:
+            return None
+        return CachedPrefixes(self._context.instance, term.policy.limits.max_running, term.prefixes.packed())
 
     async def _check_when_idle(self) -> None:
         """Checks slots and blocks while no request is delayed by it."""
         while True:
             await asyncio.sleep(CHECK_EVERY)
-            policy = self._manager.policy
-            if policy is not None and not policy.num_unfinished:
+            term = self._manager.term
+            if term is not None and not term.policy.num_unfinished:
                 try:
-                    policy.sequences.check()
+                    term.policy.sequences.check()
                 except IntegrityError as error:
                     self._violations += 1
                     _log.error("integrity_violated", reason=str(error))
 
     def metrics(self) -> Iterator[Sample]:
         """Yields the figures of requests, blocks and repairs."""
-        manager, counted, executor = self._manager, self._manager.meter.metrics, self._executor
-        yield from request_samples(manager.requests.values(), self._backlog.queued)
-        yield from counted.samples(manager.policy)
-        if executor is not None and not executor.lost.is_set():
-            yield table.PAIR.sample(1.0, executor.name)
-        yield table.GAPS.sample(counted.gaps + (executor.gaps if executor is not None else 0))
-        yield table.REPAIRS.sample(counted.repairs + (executor.repairs if executor is not None else 0))
+        yield from request_samples(self._manager.requests.values(), self._backlog.queued)
+        yield from self._metrics.samples(self._manager.term)
         yield table.VIOLATIONS.sample(self._violations)
         if self._backlog.queued:
             yield table.STORE_LEFT.sample(self._backlog.left)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the state of this scheduler: it is ready while it has an executor."""
-        policy, executor = self._manager.policy, self._executor
+        requests, term = self._manager.requests.values(), self._manager.term
         load: dict[str, float] = {
             "claiming": float(self._claiming and not self._handed_over),
-            "requests": len(self._manager.requests),
-            "queued": sum(request.queued for request in self._manager.requests.values()),
-            "start_rate": self._manager.meter.rate(),
+            "requests": len(requests),
+            "queued": sum(request.queued for request in requests),
+            "start_rate": self._meter.rate(),
             "integrity_violations": self._violations,
         }
-        if policy is not None:
-            load |= {
-                "running": len(policy.running),
-                "waiting": len(policy.waiting),
-                "blocks_held": policy.pool.num_used,
-                "blocks": policy.pool.num_blocks,
-                "preemptions": policy.preemptions,
-                "budget": policy.step_tokens,
-            }
-        ready = executor is not None and not executor.lost.is_set()
-        term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)
-        return Heartbeat("scheduler", self._context.instance, ready, term, plan, max(step, 0), load)
+        if term is None:
+            return Heartbeat("scheduler", self._context.instance, False, term=0, plan=0, step=0, load=load)
+        plan, step = term.policy.plan_number, max(term.policy.step, 0)
+        return Heartbeat("scheduler", self._context.instance, term.ready, term.number, plan, step, load | term.load())

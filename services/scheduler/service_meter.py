@@ -1,8 +1,7 @@
-"""Counts what the requests of this scheduler do, for the rate at which requests can start."""
+"""Counts starts, tokens and ends of requests, for the rate at which requests can start."""
 
 from collections.abc import Iterable
 
-from pagewire.services.scheduler.metrics import RequestMetrics
 from pagewire.services.scheduler.policy.event_rate import EventRate
 from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.policy.service_rate import ServiceRate
@@ -14,7 +13,6 @@ class ServiceMeter:
     """The starts, tokens and ends of requests. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
-        self.metrics = RequestMetrics()
         self._starts = [EventRate(now) for _ in subjects.CLASSES]
         self._rate: ServiceRate | None = None
         self._sampled_at = now
@@ -31,18 +29,16 @@ class ServiceMeter:
         """Records that a request has its first slot. The tokens of an earlier run are not counted again."""
         self._starts[subjects.class_of(request.work.priority)].add(1, now)
         self._counted += request.num_generated
-        self.metrics.on_slot(request)
 
     def end(self, request: Request) -> None:
         """Records that a request has ended."""
-        self.metrics.on_end(request)
         if not request.queued:
             self._ended += request.num_generated
             if self._rate is not None:
                 self._rate.end(request.num_generated)
 
     def sample(self, policy: Policy | None, requests: Iterable[Request], now: float) -> None:
-        """Records what has been generated since the last sample. Without a policy nothing runs."""
+        """Records the tokens generated since the last sample. Without a policy nothing runs."""
         # A request that has ended is kept until its detokenizer has read its last token, and was counted when it ended.
         started = [request for request in requests if not request.queued and request.ended_at is None]
         running = sum([request.num_generated for request in started])

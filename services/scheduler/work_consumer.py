@@ -51,8 +51,8 @@ class WorkConsumer:
         self._has_capacity.set()
         self._has_capacity.clear()
 
-    def on_peers(self) -> None:
-        """Looks for the queues of a replica at once when it is no longer ready."""
+    def _on_peers(self) -> None:
+        """Looks for the queues of a replica as soon as it is no longer ready."""
         ready = self._ready_replicas()
         if ready != self._ready:
             self._ready = ready
@@ -69,6 +69,7 @@ class WorkConsumer:
 
     async def run(self) -> None:
         """Pulls until cancelled."""
+        await self.peers.listen("scheduler", self._on_peers)
         async with asyncio.TaskGroup() as tasks:
             self._start(tasks)
             await asyncio.sleep(SILENCE)  # every live replica has sent a heartbeat by then

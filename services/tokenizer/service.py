@@ -35,7 +35,7 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks = RequestTasks()
-        self._peers = Peers(context.bus, on_change=self._announce_change)
+        self._peers = Peers(context.bus)
         self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
         self._handlers: Handlers | None = None
         """Set while requests are taken."""
@@ -87,12 +87,12 @@ class Tokenizer:
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         bus, max_wait = self._context.bus, self._context.settings.max_queue_wait
-        router = ReplicaRouter(bus, model.token)
+        router = ReplicaRouter(bus, self._peers, model.token)
         limit = None if max_wait is None else seconds(max_wait)
         admission = Admission(bus, model.token, self._peers, self._tasks.__len__, limit)
         handlers = Handlers(self._context, self._peers, router, self._monitor, admission, model, renderer, self._tasks)
-        await self._peers.listen("detokenizer")
-        await self._peers.listen("tokenizer")
+        await self._peers.listen("detokenizer", self._announce_change)
+        await self._peers.listen("tokenizer", self._announce_change)
         await router.listen()
         await admission.listen()
         await handlers.subscribe()

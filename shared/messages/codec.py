@@ -11,7 +11,7 @@ import structlog
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import WireVersionError
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Raised whenever a peer built from the previous version could misread a message."""
 UNREADABLE = (WireVersionError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors that `Decoder.decode` raises."""

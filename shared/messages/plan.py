@@ -20,7 +20,7 @@ class AddSlot(Wire, frozen=True):
     """Leading positions whose KV is in the blocks already; less than the number of tokens."""
     blocks: bytes
     """Packed block table: entry i holds positions [i * block_size, (i + 1) * block_size), in one block per group of
-    layers. What the windows of a group have left behind is given back: the ids there mean nothing."""
+    layers. Entries that the window of a group has left behind are given back: their ids mean nothing."""
     limit: int
     """Positions that may be written."""
     sampling: Sampling
@@ -31,13 +31,15 @@ class AddSlot(Wire, frozen=True):
     """Index of the completion of that prompt: part of the sampling counter."""
     trace: str
     """`traceparent` that the executor's spans continue; empty: none."""
+    reports_prompt: bool = False
+    """Whether step outputs report the log-probabilities of the prompt, all of which is computed then."""
 
 
 class Fork(Wire, frozen=True):
     """Adds a sequence in a slot as a fork of another one. Sampling parameters and stops are those of its source."""
 
     slot: int
-    """Row in the executor's tables; as in `AddSlot`, a slot that the plan removes may be used."""
+    """Row in the executor's tables, which may be one that the plan removes."""
     sequence: int
     """Id of the sequence in this term, which step outputs use."""
     source: int
@@ -107,7 +109,7 @@ class Claimed(Wire, frozen=True):
     max_model_len: int
     """Context length in tokens."""
     max_candidates: int = 0
-    """Maximum number of candidates per row; 0: the device reports none and cannot do beam search."""
+    """Candidates that a row reports at most; 0: the device reports none and cannot do beam search."""
     max_step_tokens: int = 0
     """Tokens that a step may grow to without a configured budget; 0: steps do not grow."""
     step_tokens: int = STEP_TOKENS

@@ -3,6 +3,10 @@
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from typing_extensions import override
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
@@ -20,39 +24,62 @@ DEAF = 1.5
 _heartbeat = Decoder(Heartbeat)
 
 
-class Peers:
-    """The last heartbeat of each instance."""
+@dataclass(eq=False)
+class _Listener(Subscription):
+    """A part of the process that follows the heartbeats of a service, beside other `listeners`."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        on_change: Callable[[], None] | None = None,
-        on_ended: Callable[[str], None] | None = None,
-    ) -> None:
-        """`on_ended` is called with an instance whose process has ended, `on_change` after that and each heartbeat."""
+    listeners: list["_Listener"]
+    on_change: Callable[[], None] | None
+    on_ended: Callable[[str], None] | None
+
+    @override
+    async def unsubscribe(self) -> None:
+        self.listeners.remove(self)
+
+
+class Peers:
+    """The last heartbeat of each instance. A process has one, which decodes each heartbeat once for all listeners."""
+
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._on_change = on_change
-        self._on_ended = on_ended
+        self._listeners: dict[str, list[_Listener]] = {}
+        """The listeners of each service."""
         self._ended: set[str] = set()
+        """Instances whose process has ended."""
         self._last: dict[str, tuple[Heartbeat, float]] = {}
         """By instance: the last heartbeat and the time of its arrival."""
         self._heard_at = self._heard_since = time.monotonic()
         """When the last heartbeat arrived, and since when none can have been missed."""
 
-    async def listen(self, service: str = "*") -> Subscription:
-        """Subscribes to the heartbeats of one kind of service, or of all, and asks for the first ones."""
-        self._heard_at = self._heard_since = time.monotonic()
-        subscription = await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
-        with suppress(BusUnavailable):  # then the next ones will do
-            self._bus.publish(subjects.ANNOUNCE, b"")
-        return subscription
+    async def listen(
+        self,
+        service: str = "*",
+        on_change: Callable[[], None] | None = None,
+        on_ended: Callable[[str], None] | None = None,
+    ) -> Subscription:
+        """Follows the heartbeats of one kind of service, or of all; the first listener of a kind asks for them.
+
+        `on_ended` is called with an instance whose process has ended, `on_change` after that and after each heartbeat.
+        Silence counts from the first call: begin with the service for which `gone` is called.
+        """
+        first = service not in self._listeners
+        if not self._listeners:
+            self._heard_at = self._heard_since = time.monotonic()
+        listeners = self._listeners.setdefault(service, [])
+        listener = _Listener(listeners, on_change, on_ended)
+        listeners.append(listener)
+        if first:
+            await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", partial(self._on_message, listeners))
+            with suppress(BusUnavailable):  # then the next ones will do
+                self._bus.publish(subjects.ANNOUNCE, b"")
+        return listener
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
         oldest = time.monotonic() - SILENCE
         self._last = {instance: last for instance, last in self._last.items() if last[1] > oldest}
-        found = [beat for beat, _ in self._last.values() if beat.service == service]
-        return sorted(found, key=lambda beat: beat.instance)
+        beats = [beat for beat, _ in self._last.values() if beat.service == service]
+        return sorted(beats, key=lambda beat: beat.instance)
 
     def find(self, instance: str) -> Heartbeat | None:
         """Returns the last heartbeat of an instance, None if the instance is not alive."""
@@ -83,24 +110,23 @@ class Peers:
         """Forgets all other instances."""
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, listeners: list[_Listener], message: Message) -> None:
         now = time.monotonic()
         if now - self._heard_at > DEAF:
             self._heard_since = now
         self._heard_at = now
-        if not message.data:
-            self._forget(message.subject.rpartition(".")[2])
+        ended = "" if message.data else message.subject.rpartition(".")[2]
+        if ended:
+            self._ended.add(ended)
+            self._last.pop(ended, None)
         else:
             beat = _heartbeat.try_decode(message.data)
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat is None or beat.instance in self._ended:
                 return
             self._last[beat.instance] = (beat, now)
-        if self._on_change is not None:
-            self._on_change()
-
-    def _forget(self, instance: str) -> None:
-        self._ended.add(instance)
-        self._last.pop(instance, None)
-        if self._on_ended is not None:
-            self._on_ended(instance)
+        for listener in list(listeners):
+            if ended and listener.on_ended is not None:
+                listener.on_ended(ended)
+            if listener.on_change is not None:
+                listener.on_change()

@@ -17,7 +17,7 @@ class Health:
     def __init__(self, bus: Bus, on_change: Callable[[], None]) -> None:
         """`on_change` is called when a heartbeat changes whether requests can be served."""
         self._bus = bus
-        self._peers = Peers(bus, self._on_heartbeat)
+        self._peers = Peers(bus)
         self._on_change = on_change
         self._healthy = False
         self.draining = ""
@@ -25,7 +25,7 @@ class Health:
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
-        await self._peers.listen()
+        await self._peers.listen(on_change=self._on_heartbeat)
 
     def missing(self) -> str:
         """Returns why requests cannot be served now; empty when they can."""

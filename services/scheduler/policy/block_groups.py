@@ -1,4 +1,4 @@
-"""Which blocks of its table a sequence holds, where some layers see only a window of it.
+"""The groups of layers: which blocks of its table a sequence holds where some layers see only a window of it.
 
 The layers are divided into groups of equal size, and each entry of a block table has one block of every group, as in
 vLLM's hybrid KV cache manager. A block is the same piece of memory in each group. The groups of layers with a window
@@ -11,7 +11,8 @@ class BlockGroups:
 
     Attributes:
         count: number of groups, and of blocks in an entry.
-        windows: of each group with a window, its index and how many positions a query sees, its own included.
+        windows: index of each group with a window, and how many positions a query sees in it, its own included.
+        unbounded: index of each group without a window.
     """
 
     def __init__(self, windows: tuple[int, ...], block_size: int) -> None:
@@ -35,9 +36,9 @@ class BlockGroups:
         return [block for group in self.unbounded for block in blocks[group :: self.count]]
 
     def seen_of(self, blocks: list[int], first: list[int], end: list[int] | None = None) -> list[int]:
-        """Returns the blocks of the groups with a window, from their entries `first` on, to before their entries `end`.
+        """Returns the blocks of the groups with a window in the entries [first, end) of each.
 
-        None: to the end of the table.
+        Without `end`, the entries go to the end of the table.
         """
         count = self.count
         ends = end or [len(blocks)] * len(first)

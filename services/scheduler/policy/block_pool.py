@@ -16,10 +16,17 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks.
 
     Attributes:
-        reserved: number of free blocks that are kept for somebody, who lowers it and then allocates them. They hold
-            what they held before until they are allocated.
-        clock: calls of `allocate` so far. A block that was allocated later than a clock has lost what it held then.
+        reserved: number of free blocks that are kept for holders, which lower it before they allocate them. Reserved
+            blocks keep their content until then.
+        clock: calls of `allocate` so far. A block that was allocated later has lost its content of that time.
         allocated_at: clock of each block's last allocation.
+
+    >>> pool = BlockPool(8)
+    >>> blocks = pool.allocate(3)
+    >>> pool.share(blocks[:2])  # another sequence has the same prefix
+    >>> pool.free(blocks)
+    >>> pool.num_used, pool.num_free
+    (2, 6)
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -32,7 +39,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Free blocks that are reserved for nobody."""
+        """Free blocks that are not reserved."""
         return len(self._free) - self.reserved
 
     @property

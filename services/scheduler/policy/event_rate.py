@@ -1,4 +1,4 @@
-"""How often something happens."""
+"""The rate of events of one kind."""
 
 import math
 

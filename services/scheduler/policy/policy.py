@@ -1,4 +1,4 @@
-"""What runs next: continuous batching over paged KV blocks, without I/O and without torch.
+"""Decides what runs next: continuous batching over paged KV blocks, without I/O and without torch.
 
 The executor composes its own steps. The policy gives it slots, blocks and a lease, and learns from step outputs what
 was done. The policy keeps four promises:
@@ -14,8 +14,9 @@ was done. The policy keeps four promises:
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
-from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamScheduler
+from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamGroup, BeamScheduler
 from pagewire.services.scheduler.policy.budget import budget_of
 from pagewire.services.scheduler.policy.prefill_queue import STEPS_AHEAD
 from pagewire.services.scheduler.policy.prefix_cache import CachedPrefix
@@ -34,7 +35,20 @@ URGENT_STEPS = 2
 MAX_DELAY = 32
 """Steps for which shorter prompts may get a slot before a prompt that is next in order."""
 CANDIDATES = 256
-"""Waiting sequences that are looked at for one plan."""
+"""Waiting sequences that are considered for one plan, at most."""
+
+
+class Decision(NamedTuple):
+    """The result of `Policy.schedule`. Sequences are named by the ids under which its caller knows them."""
+
+    plan: Plan | None
+    """The next plan; None: nothing has changed."""
+    preempted: list[int]
+    """Sequences that lose their slot to an older one."""
+    expired: list[int]
+    """Sequences that have ended because they waited past their deadline."""
+    searches: list[BeamGroup]
+    """Beam searches that have ended, with a result or as `Finish.NOT_FINITE`."""
 
 
 class Policy:
@@ -44,12 +58,7 @@ class Policy:
         step: last step output read; -1 before the first one.
         admits: whether waiting sequences get slots.
         num_steps: steps with rows that were reported. The lease counts these.
-        slowest_reader: last step that every live reader has read; None while nobody reads.
-        now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
-        expired: ids of the sequences that ended so, for the caller to take.
         max_row_tokens: the most tokens that a row of a step has brought.
-        preempted: ids under which the caller knows the sequences that were preempted, for the caller to take.
-        prefilled: sequences that have sampled in the last step read, for the first time since they got their slot.
     """
 
     def __init__(self, term: int, limits: TermLimits) -> None:
@@ -63,14 +72,9 @@ class Policy:
         self.step = -1
         self.admits = True
         self.num_steps = 0
-        self.slowest_reader: int | None = None
         self.lease_until = 0
         self.preemptions = 0
-        self.now = 0.0
-        self.expired: list[int] = []
-        self.preempted: list[int] = []
         self.max_row_tokens = 1
-        self.prefilled: list[Sequence] = []
         self._last_order: list[int] = []  # slots of two prompts or more: a single one needs no order
         self._last_budget = 0
 
@@ -85,6 +89,10 @@ class Policy:
         prefills = self.sequences.prefills
         return self.budget.tokens(len(self.running) - len(prefills), prefills.remaining_tokens + self.waiting.tokens)
 
+    def stop_admission(self) -> None:
+        """Gives no more slots to waiting sequences."""
+        self.admits = False
+
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot. The caller has checked `TermLimits.fits`."""
         self.sequences.add(sequence)
@@ -93,18 +101,23 @@ class Policy:
         """Ends a sequence or a beam search from outside; returns whether it had not ended already."""
         return self.sequences.abort(sequence_id) or self.beam_search.abort(sequence_id)
 
-    def on_step(self, output: StepOutput) -> None:
-        """Records what a step did. Outputs of one term arrive in order and without a gap."""
+    def on_step(self, output: StepOutput) -> list[Sequence]:
+        """Records what a step did. Outputs of one term arrive in order and without a gap.
+
+        Returns the sequences that have sampled for the first time since they got their slot.
+        """
         sequences = self.sequences
         by_id, needs_blocks = sequences.by_id, sequences.needs_blocks
-        prefills, prefilled, served = sequences.prefills.keys(), [], []
+        prefills = sequences.prefills.keys()
+        prefilled: list[Sequence] = []
+        served: list[str] = []
         self.step = output.step
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
         self.budget.observe(output.elapsed_us, sum(counts))
         first, more = output.split_tokens()
         rows = zip(ids, starts, counts, first, output.finishes, strict=True)
-        longer = self._find(more) if more else ()
+        longer = [(by_id[i], row_tokens) for i, row_tokens in more.items() if i in by_id]
         for i, start, count, token, finish in rows:
             sequence = by_id.get(i)
             if sequence is None:
@@ -124,7 +137,6 @@ class Policy:
                 sequences.finish(sequence)
                 if finish == Finish.NOT_FINITE:
                     self.beam_search.fail(sequence)
-        self.prefilled = prefilled
         for user, count in _counted(served):
             self.waiting.charge(user, count)
         for sequence, row_tokens in longer:
@@ -132,11 +144,7 @@ class Policy:
         if output.candidate_counts:
             self.beam_search.receive(output)
         sequences.free_answered(output.plan)
-
-    def _find(self, more: dict[int, list[int]]) -> list[tuple[Sequence, list[int]]]:
-        """Returns the sequences that have not ended of those with these ids."""
-        by_id = self.sequences.by_id
-        return [(by_id[i], tokens) for i, tokens in more.items() if i in by_id]
+        return prefilled
 
     def _append_more(self, sequence: Sequence, tokens: list[int]) -> None:
         """Appends the tokens of a row behind its first one, if that was appended."""
@@ -148,26 +156,27 @@ class Policy:
         if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
             self.sequences.needs_blocks[sequence.id] = sequence
 
-    def schedule(self) -> Plan | None:
-        """Returns the next plan, or None when nothing has changed. The caller repeats the call until it does."""
-        for sequence in list(self.waiting.front):
-            if sequence.state is SequenceState.WAITING and sequence.deadline <= self.now:
-                self._abort_expired(sequence)
-        extended = self._allocate()
-        forks, copies = self.beam_search.fork(self.num_steps)
-        admitted = self._admit()
+    def schedule(self, now: float, slowest_reader: int | None) -> Decision:
+        """Decides what runs next. The caller repeats the call until there is no plan.
+
+        `now` is Unix time in seconds, `slowest_reader` the last step that every live reader has read, None without one.
+        """
+        expired = self._end_expired(list(self.waiting.front), now)
+        extended, preempted = self._allocate()
+        forks, copies, searches = self.beam_search.fork(self.num_steps)
+        admitted = self._admit(now, expired)
         prompts = self.sequences.prefills.in_order(self.num_steps)
         if prompts:
             extended += [pair for pair in self._extend_prompts(prompts) if pair[0] not in admitted]
         removed = self.sequences.pending_frees.removed_slots
         order = [sequence.slot for sequence in prompts] if len(prompts) > 1 else []
-        lease, budget = self.num_steps + self._window(), self.step_tokens
+        lease, budget = self.num_steps + self._window(slowest_reader), self.step_tokens
         new_order = order != self._last_order
         new_budget = bool(self.running) and budget != self._last_budget
         lease_runs_out = self.lease_until - self.num_steps <= self.limits.window // 2 and lease > self.lease_until
         changed = extended or forks or admitted or removed or new_order or new_budget
         if not changed and not (self.running and lease_runs_out):
-            return None
+            return Decision(None, preempted, expired, searches)
         self.plan_number += 1
         self.lease_until = max(lease, self.lease_until)
         plan = Plan(
@@ -185,23 +194,24 @@ class Policy:
         )
         self._last_budget, self._last_order = budget, order
         self.sequences.pending_frees.mark_sent(self.plan_number)
-        return plan
+        return Decision(plan, preempted, expired, searches)
 
-    def _window(self) -> int:
+    def _window(self, slowest_reader: int | None) -> int:
         """Returns how many steps may follow the last one reported without a reader falling out of the ring."""
-        if self.slowest_reader is None:
+        if slowest_reader is None:
             return self.limits.window
-        return max(0, min(self.limits.window, self.slowest_reader + MAX_READER_LAG - self.step))
+        return max(0, min(self.limits.window, slowest_reader + MAX_READER_LAG - self.step))
 
-    def _allocate(self) -> list[tuple[Sequence, list[int]]]:
+    def _allocate(self) -> tuple[list[tuple[Sequence, list[int]]], list[int]]:
         """Gives running sequences blocks for the steps ahead, oldest first, and preempts the youngest where needed.
 
-        Returns the sequences that have new blocks, each with these.
+        Returns the sequences that have new blocks, each with these, and the preempted ones.
         """
         sequences = self.sequences
         extended: list[tuple[Sequence, list[int]]] = []
+        preempted: list[int] = []
         if not sequences.needs_blocks:
-            return extended
+            return extended, preempted
         coming = sum(map(sequences.count_freeable, sequences.pending_frees))
         for sequence in sorted(sequences.needs_blocks.values(), key=rank):
             if sequence.state is not SequenceState.RUNNING:
@@ -211,10 +221,11 @@ class Policy:
                 extended.append((sequence, blocks))
             urgent = self.limits.missing_blocks(sequence, min(self.limits.lookahead, URGENT_STEPS))
             while urgent > coming and sequence.state is SequenceState.RUNNING:
+                preempted.append(self.running[-1].caller_ids[0])
                 coming += self._preempt(self.running[-1])
             if sequence.state is SequenceState.RUNNING:
                 coming -= max(0, urgent)
-        return [(sequence, blocks) for sequence, blocks in extended if sequence.state is SequenceState.RUNNING]
+        return [pair for pair in extended if pair[0].state is SequenceState.RUNNING], preempted
 
     def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
         """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill beside their decodes.
@@ -237,18 +248,20 @@ class Policy:
         coming = self.sequences.count_freeable(sequence)
         self.sequences.preempt(sequence)
         self.preemptions += 1
-        self.preempted.append(sequence.caller_ids[0])
         return coming
 
-    def _admit(self) -> list[Sequence]:
-        """Gives slots to waiting sequences, in order, while there is room for their blocks, which are reserved."""
+    def _admit(self, now: float, expired: list[int]) -> list[Sequence]:
+        """Gives slots to waiting sequences, in order, while there is room for their blocks, which are reserved.
+
+        Appends the sequences that it finds past their deadline to `expired`.
+        """
         sequences = self.sequences
         admitted: list[Sequence] = []
         if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
             return admitted
         plan_bytes = 0
         cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
-        for sequence in self._candidates():
+        for sequence in self._candidates(now, expired):
             if (sequence.priority, len(sequence.tokens)) >= cutoff:
                 if self._is_overdue(sequence):
                     break
@@ -268,12 +281,12 @@ class Policy:
                 break
         return admitted
 
-    def _candidates(self) -> Iterator[Sequence]:
-        """Yields the waiting sequences that may get a slot, in order, and ends those that have expired."""
+    def _candidates(self, now: float, expired: list[int]) -> Iterator[Sequence]:
+        """Yields the waiting sequences that may get a slot, in order, and ends those past their deadline."""
         yield from list(self.waiting.front)
         for sequence in islice(self.waiting.in_order(), CANDIDATES):
-            if sequence.deadline <= self.now:
-                self._abort_expired(sequence)
+            if sequence.deadline <= now:
+                expired += self._end_expired([sequence], now)
             else:
                 yield sequence
 
@@ -309,12 +322,17 @@ class Policy:
             prompt_index=sequence.prompt_index,
             choice_index=sequence.choice_index,
             trace=sequence.trace,
+            reports_prompt=sequence.reports_prompt,
         )
 
-    def _abort_expired(self, sequence: Sequence) -> None:
-        """Ends a sequence whose deadline has passed, with all others that the caller knows by it."""
-        self.abort(sequence.caller_ids[0])
-        self.expired += sequence.caller_ids
+    def _end_expired(self, waiting: list[Sequence], now: float) -> list[int]:
+        """Ends the sequences past their deadline, each with all others of its search; returns their caller's ids."""
+        expired: list[int] = []
+        for sequence in waiting:
+            if sequence.state is SequenceState.WAITING and sequence.deadline <= now:
+                self.abort(sequence.caller_ids[0])
+                expired += sequence.caller_ids
+        return expired
 
 
 def _counted(users: list[str]) -> Iterable[tuple[str, int]]:

@@ -8,9 +8,8 @@ STEPS_AHEAD = 3
 """Steps' worth of prompt tokens that may lie before a prompt that gets a slot. Blocks are reserved for such a prompt
 long before it is reached, but a step that finds too few prompt tokens runs half empty: hence one for the step that
 runs, one for the step queued behind it, and one for the time that a plan takes."""
-
 NO_CUTOFF = 1 << 62, 0
-"""A priority and a length that no prompt reaches."""
+"""Priority and length that no prompt reaches."""
 
 
 class PrefillQueue(dict[int, Sequence]):
@@ -22,7 +21,7 @@ class PrefillQueue(dict[int, Sequence]):
         return sum(len(sequence.tokens) - sequence.num_computed_tokens for sequence in self.values())
 
     def in_order(self, num_steps: int) -> list[Sequence]:
-        """Returns them as served after `num_steps` steps: prompts passed for too long first, then the shortest."""
+        """Returns the prompts in their order after `num_steps` steps: those passed for too long, then the shortest."""
         if len(self) < 2:
             return list(self.values())
         overdue = num_steps - PATIENCE

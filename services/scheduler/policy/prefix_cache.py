@@ -17,7 +17,7 @@ from pagewire.services.scheduler.policy.block_pool import BlockPool
 from pagewire.services.scheduler.policy.sequence import Sequence
 
 _Key = tuple[int, int | str, tuple[int, ...]]
-"""Where a run begins: the entry before it, by its first block and when that was allocated, and the tokens of its own
+"""Beginning of a run: the entry before it, by its first block and when that was allocated, and the tokens of its own
 first entry.
 
 A run without an entry before it has the salt of its request in the place of the time. The runs that follow it inherit
@@ -29,7 +29,7 @@ MIN_RUNS = 8
 
 
 class CachedPrefix(NamedTuple):
-    """The confirmed part of a block table that begins with a sequence's tokens. See the fields of `Sequence`."""
+    """The confirmed part of a block table that begins with a sequence's tokens, in the fields of `Sequence`."""
 
     blocks: list[int]
     stamps: list[int]
@@ -39,9 +39,9 @@ class CachedPrefix(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Run:
     sequence: Sequence | None  # computes the run and holds its blocks; None: it has freed them
-    tokens: list[int]  # of the sequence
-    blocks: list[int]  # of the sequence
-    stamps: list[int]  # of the sequence
+    tokens: list[int]  # tokens of the sequence, as are the next two
+    blocks: list[int]
+    stamps: list[int]
     first: int  # index of the run's first entry
     promised: int  # index behind the last entry that the prompt of the sequence is about to fill
     entered: bool = False  # whether the run, or an equal one, can be found by its key
@@ -49,7 +49,20 @@ class _Run:
 
 
 class PrefixCache:
-    """Finds confirmed blocks of a pool by their tokens, until the blocks are allocated for something else."""
+    """Finds confirmed blocks of a pool by their tokens, until the blocks are allocated for something else.
+
+    >>> from pagewire.shared.messages.work import Sampling
+    >>> pool, groups = BlockPool(8), BlockGroups(windows=(0,), block_size=2)
+    >>> cache = PrefixCache(pool, groups, block_size=2)
+    >>> first, second = (Sequence(i, [5, 6, 7, 8, i], 5, Sampling(16)) for i in (1, 2))
+    >>> first.blocks, first.stamps = pool.allocate(3), [pool.clock] * 3
+    >>> cache.begin(first)
+    >>> cache.match_prefix(second) is None  # `first` is about to compute the same blocks: wait for them
+    True
+    >>> first.num_computed_tokens = 5
+    >>> cache.match_prefix(second).blocks
+    [0, 1]
+    """
 
     def __init__(self, pool: BlockPool, groups: BlockGroups, block_size: int) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Which prefixes the KV pool holds, approximately: those computed last, as many as fit into the pool."""
+"""The prefixes that the KV pool holds, approximately: the last ones computed, as many as fit into it."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ MAX_PREFIXES = 8192
 
 
 class RecentPrefixes:
-    """Hashes of the prefixes used last. Like the pool, it evicts those used least recently, without asking the pool."""
+    """Hashes of the last prefixes used. Like the pool, it evicts the least recently used, without asking the pool."""
 
     def __init__(self, tokens: int) -> None:
         """`tokens`: positions of the pool; 0 where prefixes are not kept."""
@@ -28,5 +28,5 @@ class RecentPrefixes:
             self._hashes.popitem(last=False)
 
     def packed(self) -> bytes:
-        """Returns the packed hashes, those used last at the end."""
+        """Returns the packed hashes, the last used at the end."""
         return pack(self._hashes)

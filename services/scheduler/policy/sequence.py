@@ -43,35 +43,35 @@ class Sequence:
     """Tokens, slot and blocks of one completion. Only the scheduler changes them."""
 
     id: int
-    """Within the term, as step outputs name the sequence."""
+    """Id of the sequence within the term, which step outputs use."""
     tokens: list[int]
-    """Prompt, then the generated tokens."""
+    """Ids of the prompt, then of the generated tokens."""
     num_prompt_tokens: int
     sampling: Sampling
     prompt_index: int = 0
     choice_index: int = 0
     priority: int = 0
-    """Lower runs earlier."""
+    """Sequences of a lower priority run earlier."""
     arrival_order: int = 0
-    """Decides between sequences of equal priority and arrival time."""
+    """Number of the request by arrival: it decides between sequences of equal priority and arrival time."""
     arrival_time: float = 0.0
     """Unix time in seconds at which the queue stored the request."""
     deadline: float = math.inf
     """Unix time in seconds after which nobody waits for the result."""
     user: str = ""
-    """Who sent the request; empty: all users who do not say."""
+    """Name of the user who sent the request; empty: all users who give none."""
     cache_salt: str = ""
-    """Blocks are shared only between sequences of the same salt."""
+    """Salt of the prefix cache: blocks are shared only between sequences of equal salt."""
     trace: str = ""
-    """`traceparent` that spans continue."""
+    """`traceparent` that spans continue; empty: none."""
     state: SequenceState = SequenceState.WAITING
     finish: Finish = Finish.NONE
-    """Why the executor ended the sequence."""
+    """Reason for which the executor ended the sequence."""
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    """Entry i holds positions [i * block_size, (i + 1) * block_size). It has one block of each group of layers."""
+    """Block table: entry i holds positions [i * block_size, (i + 1) * block_size), in one block per group of layers."""
     stamps: list[int] = field(default_factory=list)
-    """When each of `blocks` was allocated, by the clock of the pool."""
+    """Clock of the pool when each of `blocks` was allocated."""
     given_back: list[int] = field(default_factory=list)
     """Per group of layers with a window, the number of leading entries whose block the sequence holds no more."""
     num_reserved_blocks: int = 0
@@ -87,9 +87,9 @@ class Sequence:
     allocate_at: int = 0
     """Number of tokens from which on the blocks do not last for the steps ahead."""
     position_limit: int = 0
-    """Positions after which the executor pauses the sequence; 0: none. Others of its request wait for it there."""
+    """Positions after which the executor pauses the sequence, a beam, until all beams are there; 0: it runs on."""
     reported: list[TokenLogprobs] = field(default_factory=list)
-    """What a beam search reports of each generated token, if it is asked to."""
+    """Log-probabilities that a beam search reports of each generated token; empty: none."""
     cumulative_logprob: float = 0.0
     """Sum of the log-probabilities of the tokens that a beam search has found."""
     at_limit: bool = False
@@ -102,9 +102,12 @@ class Sequence:
 
     @property
     def reports_prompt(self) -> bool:
-        """Whether the executor reports log-probabilities of the prompt, and must therefore compute all of it."""
-        wanted = self.sampling.prompt_logprobs >= 0 and self.choice_index == 0
-        return wanted and len(self.tokens) == self.num_prompt_tokens
+        """Whether log-probabilities of the prompt are reported, all of which must be computed then.
+
+        The first completion of a prompt reports them, until it has a token.
+        """
+        first = self.choice_index == 0 and len(self.tokens) == self.num_prompt_tokens
+        return first and self.sampling.prompt_logprobs >= 0
 
     @property
     def caller_ids(self) -> tuple[int, ...]:

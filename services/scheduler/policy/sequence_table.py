@@ -16,14 +16,14 @@ NEVER = 1 << 62
 
 
 class SequenceTable:
-    """Who holds what. `SequenceState` draws the transitions.
+    """The sequences that hold slots and blocks, and those that wait for them. `SequenceState` draws the transitions.
 
     Attributes:
         by_id: sequences that have not ended.
-        running: in order of rank.
+        running: sequences that hold a slot, in order of rank.
         needs_blocks: running sequences whose blocks do not last for the steps ahead, by id.
         cache_queries: tokens so far that were looked for in the prefix cache, once for each sequence.
-        cache_hits: those of them that it had.
+        cache_hits: tokens among them that it had.
     """
 
     def __init__(self, limits: TermLimits) -> None:
@@ -38,8 +38,7 @@ class SequenceTable:
         self.needs_blocks: dict[int, Sequence] = {}
         self.cache_queries = 0
         self.cache_hits = 0
-        cached = limits.prefix_cache
-        self._prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size) if cached else None
+        self._prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size) if limits.prefix_cache else None
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
 
     @property
@@ -48,7 +47,7 @@ class SequenceTable:
         return min(len(self._free_slots), self.limits.max_running - len(self.running))
 
     def match_prefix(self, sequence: Sequence) -> CachedPrefix | None:
-        """See `PrefixCache.match_prefix`; empty where prefixes are not cached or must be computed."""
+        """Calls `PrefixCache.match_prefix`; returns an empty prefix where none is cached or all must be computed."""
         if self._prefix_cache is None or sequence.reports_prompt:
             return CachedPrefix([], [], self.groups.first_seen(0))
         return self._prefix_cache.match_prefix(sequence)
@@ -112,9 +111,9 @@ class SequenceTable:
         return blocks
 
     def extend_prompt(self, sequence: Sequence, positions: int) -> list[int]:
-        """Gives a prompt in progress those of its reserved blocks that its next `positions` positions need.
+        """Gives a prompt in progress the reserved blocks that its next `positions` positions need.
 
-        A prompt whose last token they may reach gets all of them, because it decodes then. Returns the new ones.
+        A prompt whose last token they may reach gets all blocks, because it decodes then. Returns the new ones.
         """
         self.give_back(sequence)
         self._reserve(sequence, 0)
@@ -145,7 +144,7 @@ class SequenceTable:
         return blocks
 
     def _rest(self, sequence: Sequence, blocks: list[int], given_back: list[int]) -> int:
-        """Returns how many blocks the prompt of a sequence that holds those of `blocks` takes more, at a time."""
+        """Returns how many blocks the prompt of a sequence takes at most at a time, beside `blocks`, which it holds."""
         positions = min(len(sequence.tokens) - 1 + self.limits.lookahead, sequence.last_position)
         entries = len(blocks) // self.groups.count
         return self.limits.blocks_for(self.limits.entries_for(positions) - entries, [entries - i for i in given_back])
@@ -156,7 +155,7 @@ class SequenceTable:
         sequence.num_reserved_blocks = count
 
     def update_allocate_at(self, sequence: Sequence) -> None:
-        """Sets when the sequence needs more blocks, so that reading a step costs one comparison."""
+        """Sets the length at which the sequence needs more blocks, so that reading a step costs one comparison."""
         held = len(sequence.blocks) // self.groups.count * self.limits.block_size
         sequence.allocate_at = NEVER if held >= sequence.last_position else held - self.limits.lookahead + 2
 

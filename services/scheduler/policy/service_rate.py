@@ -1,4 +1,4 @@
-"""How many requests per second a replica can start while all of its slots are in use. Pure.
+"""Estimates how many requests per second a replica can start while all of its slots are in use. Pure.
 
 A slot becomes free when a request ends, so the rate of starts is the number of slots divided by the time that a request
 holds one (Little, A proof for the queuing formula L = lambda W, 1961). That time is the number of tokens of a request
@@ -12,7 +12,7 @@ of such times is kept while there is less to do.
 import math
 
 TAU = 10.0
-"""Time constant in seconds: what was seen so much loaded time ago counts 1/e."""
+"""Time constant in seconds: an observation so much loaded time ago counts 1/e."""
 RECENT = 128
 """Requests, counted from the last that ended, whose lengths count."""
 KNOWN_AFTER = 1.0
@@ -25,6 +25,12 @@ class ServiceRate:
     Attributes:
         concurrency: sequences that run at once under load: the number of slots, or less where the blocks of the pool or
             the prompts in progress do not allow as many.
+
+    >>> rate = ServiceRate(slots=8)
+    >>> rate.observe(seconds=2.0, running=8, tokens=320, waiting=True)  # a slot generates 20 tokens per second
+    >>> rate.end(tokens=40)  # so a request holds it for 2 seconds
+    >>> rate.starts_per_second(generated=20.0)
+    4.0
     """
 
     def __init__(self, slots: int) -> None:
@@ -69,10 +75,10 @@ class ServiceRate:
         return self.concurrency * (self._tokens / self._slot_seconds) / length
 
     def youth(self, generated: float) -> float:
-        """Returns which share of a request's time the running requests are younger than usual.
+        """Returns the share of a request's time by which the running requests are younger than usual.
 
-        Of requests that begin one after the other, those that run have generated half of their tokens, on average. Of
-        requests that have begun together, none ends for a while.
+        Running requests that have begun one after the other have generated half of their tokens, on average. Requests
+        that have begun together do not end for a while.
         """
         return max(0.0, 0.5 - generated / self._length) if self._length else 0.0
 

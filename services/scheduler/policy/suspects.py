@@ -11,6 +11,14 @@ class Suspects:
 
     Losing an executor makes a suspect only of a request that had a slot when an executor was lost before and has no new
     token since: a process may be killed for another reason.
+
+    >>> suspects = Suspects()
+    >>> suspects.step_failed(["a", "b"])
+    ''
+    >>> suspects.on_trial, suspects.may_run("b")
+    ('a', False)
+    >>> suspects.step_failed(["a"])  # alone, too
+    'a'
     """
 
     def __init__(self) -> None:
@@ -30,7 +38,7 @@ class Suspects:
     def step_failed(self, requests: Collection[str], *, strangers: bool = False) -> str:
         """Records that a step with these requests has raised; returns the guilty one, empty if that is not known.
 
-        `strangers` says that there were also sequences whose request is not known any more.
+        `strangers`: whether there were also sequences whose request is not held any more.
         """
         alone = [self.on_trial] if self._suspects else [] if strangers else list(requests)
         if len(alone) == 1:

@@ -1,4 +1,4 @@
-"""What bounds the sequences of one term."""
+"""The limits of the sequences of one term."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ PLAN_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TermLimits:
-    """What the executor offers and the settings ask for."""
+    """The offer of the executor, as far as the settings use it."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
-    """Slots."""
+    """Number of slots."""
     budget: int
-    """Tokens per step, at first."""
+    """Tokens of a step, at first."""
     window: int
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
@@ -38,7 +38,7 @@ class TermLimits:
     max_candidates: int = 0
     """Likeliest tokens that a row can report; 0: there is no beam search."""
     windows: tuple[int, ...] = (0,)
-    """Per group of layers, how many positions a query sees, its own included; 0: all. See `BlockGroups`."""
+    """Per group of layers, how many positions a query sees, its own included; 0: all."""
 
     @property
     def max_running(self) -> int:

@@ -1,4 +1,4 @@
-"""Which sequence gets the next slot: by priorities that age, fair shares of users, and order of arrival. Pure.
+"""Chooses who gets the next slot: by priorities that age, fair shares of users, and order of arrival. Pure.
 
 Ageing is linear: a request counts as `AGEING` seconds younger for each step of priority, so it goes before every
 request of the next better priority that came `AGEING` seconds after it or later. This order never changes while
@@ -33,6 +33,13 @@ class WaitingQueue:
     Attributes:
         front: sequences that go before all others, by rank: their requests have begun.
         tokens: tokens of all waiting sequences together.
+
+    >>> from pagewire.shared.messages.work import Sampling
+    >>> queue = WaitingQueue()
+    >>> for i, user in enumerate(("ann", "ann", "bob")):
+    ...     queue.add(Sequence(i, [0] * 8, 8, Sampling(16), arrival_order=i, user=user))
+    >>> [sequence.id for sequence in queue.in_order()]  # ann's second request comes behind bob's first
+    [0, 2, 1]
     """
 
     def __init__(self) -> None:
@@ -90,7 +97,7 @@ class WaitingQueue:
             self._served = {u: n for u, n in self._served.items() if n > self._level or u in self._users}
 
     def charge(self, user: str, tokens: int) -> None:
-        """Adds `tokens` to what the user has been served."""
+        """Adds `tokens` to the tokens that the user has been served."""
         self._served[user] = self._served.get(user, self._level) + tokens
 
     def in_order(self) -> Iterator[Sequence]:

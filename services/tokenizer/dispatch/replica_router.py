@@ -68,11 +68,11 @@ class ReplicaRouter:
     text.
     """
 
-    def __init__(self, bus: Bus, model: str) -> None:
+    def __init__(self, bus: Bus, peers: Peers, model: str) -> None:
         """`model` is the model's token in subjects."""
         self._bus = bus
         self._model = model
-        self._peers = Peers(bus)
+        self._peers = peers
         self._alive: set[str] = set()
         self._cached: dict[str, tuple[int, frozenset[int]]] = {}
         """Slots and prefix hashes of each replica."""

@@ -154,6 +154,6 @@ def _serve_in_real_time(requests: list[Request]) -> None:
                     if token != NO_TOKEN:
                         requests[sequence].tokens_at.append(at)
                 open_ -= sum(map(bool, ran.output.finishes))
-            while (plan := policy.schedule()) is not None:
+            while (plan := policy.schedule(0.0, None).plan) is not None:
                 inbox.put(plan)
         inbox.close()

@@ -29,7 +29,7 @@ def output(step: int, *rows: tuple[int, int, int, int]) -> StepOutput:
 def test_a_prompt_half_written() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, list(range(40))))
-    assert scheduler.schedule() is not None
+    assert scheduler.schedule(0.0, None).plan is not None
     allocated = len(scheduler.running[0].blocks) * 16
     waste.sample(scheduler, output(0, (1, 0, 30, NO_TOKEN)))
     assert waste.samples == [(allocated - 30) / allocated]
@@ -40,7 +40,7 @@ def test_a_prompt_half_written() -> None:
 def test_what_the_next_step_writes_is_apart_from_what_later_ones_write() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, list(range(40))))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     allocated = len(scheduler.running[0].blocks) * 16
     waste.sample(scheduler, output(0, (1, 0, 10, NO_TOKEN)), output(1, (1, 10, 24, NO_TOKEN)))
     assert waste.samples == [(allocated - 10) / allocated]
@@ -51,7 +51,7 @@ def test_what_the_next_step_writes_is_apart_from_what_later_ones_write() -> None
 def test_tokens_that_the_scheduler_has_not_read_are_written() -> None:
     scheduler, waste = policy(window=8), Waste()
     scheduler.add(sequence(1, list(range(40))))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     allocated = len(scheduler.running[0].blocks) * 16
     assert allocated >= 48
     first, second = output(0, (1, 0, 40, 7)), output(1, (1, 40, 1, 8))
@@ -65,12 +65,12 @@ def test_shared_blocks_count_once_and_the_cache_alone_not_at_all() -> None:
     scheduler, waste = policy(), Waste()
     prompt = list(range(32))
     scheduler.add(sequence(1, [*prompt, 100]))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     done = output(0, (1, 0, 33, 7))
     waste.sample(scheduler, done)
     scheduler.on_step(done)
     scheduler.add(sequence(2, [*prompt, 200]))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     one, two = scheduler.running
     assert one.blocks[:2] == two.blocks[:2]
     waste.sample(scheduler, output(1, (1, 33, 1, 8), (2, 32, 1, 9)))
@@ -78,7 +78,7 @@ def test_shared_blocks_count_once_and_the_cache_alone_not_at_all() -> None:
     assert waste.samples[1] == pytest.approx((distinct - (32 + 2 + 1)) / distinct)
     scheduler.abort(1)
     scheduler.abort(2)
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     scheduler.on_step(output(2))
     waste.sample(scheduler, output(2, (1, 34, 1, 8)))
     assert len(waste.samples) == 2, "what only the cache holds was counted"
@@ -88,12 +88,12 @@ def test_blocks_taken_from_a_sequence_are_empty_until_the_executor_answers() -> 
     scheduler, waste = policy(), Waste()
     for number in (1, 2):
         scheduler.add(sequence(number, list(range(100 * number, 100 * number + 15))))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     rows = output(0, (1, 0, 15, 7), (2, 0, 15, 7))
     waste.sample(scheduler, rows)
     scheduler.on_step(rows)
     scheduler.abort(2)
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     held = scheduler.pool.num_used * 16
     waste.sample(scheduler, output(1, (1, 15, 1, 8), (2, 15, 1, 8)))
     assert waste.samples[1] == pytest.approx((held - 16) / held)
@@ -102,6 +102,6 @@ def test_blocks_taken_from_a_sequence_are_empty_until_the_executor_answers() -> 
 def test_an_answer_without_rows_is_no_sample() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, [1, 2, 3]))
-    scheduler.schedule()
+    scheduler.schedule(0.0, None)
     waste.sample(scheduler, output(0))
     assert waste.samples == []

@@ -37,10 +37,10 @@ async def work(s: Scene, max_tokens: int, detokenizer: str = "detok") -> None:
 
 @asynccontextmanager
 async def successor(s: Scene, name: str = "next") -> AsyncIterator[Detokenizer]:
-    found = Detokenizer(MemoryBus(s.broker), instance=name)
-    await found.start()
+    second = Detokenizer(MemoryBus(s.broker), instance=name)
+    await second.start()
     say(s, name)
-    yield found
+    yield second
 
 
 async def test_the_successor_gets_the_tokens_so_far_and_the_opening() -> None:
@@ -52,17 +52,17 @@ async def test_the_successor_gets_the_tokens_so_far_and_the_opening() -> None:
         assert s.detokenizer.attached[0].step == NEW
         s.executor.run()
         await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
-        async with successor(s) as found:
+        async with successor(s) as second:
             end(s, "detok")
-            await found.until(lambda: bool(found.attached))
-            attach = found.attached[0]
+            await second.until(lambda: bool(second.attached))
+            attach = second.attached[0]
             assert (attach.opening, attach.move) == (OPENING, 1)
             assert attach.first_sequence == s.detokenizer.attached[0].first_sequence
             assert unpack(attach.tokens[0]) == generate(PROMPT, 20, [])[: len(unpack(attach.tokens[0]))]
             assert attach.step == s.scheduler.heartbeat().step
             s.executor.free_running = True
             s.executor.run()
-            await found.until(lambda: found.tokens[attach.first_sequence] == generate(PROMPT, 20, []))
+            await second.until(lambda: second.tokens[attach.first_sequence] == generate(PROMPT, 20, []))
 
 
 async def test_without_a_successor_the_executor_goes_on_and_the_next_one_gets_everything() -> None:
@@ -77,9 +77,9 @@ async def test_without_a_successor_the_executor_goes_on_and_the_next_one_gets_ev
         s.executor.run()
         await s.detokenizer.until(lambda: not s.load("running"))
         assert s.load("requests") == 1
-        async with successor(s) as found:
-            await found.until(lambda: bool(found.attached))
-            attach = found.attached[0]
+        async with successor(s) as second:
+            await second.until(lambda: bool(second.attached))
+            attach = second.attached[0]
             assert unpack(attach.tokens[0]) == generate(PROMPT, 20, [])
             assert any(attach.finishes)
 
@@ -98,17 +98,17 @@ async def test_an_item_that_names_a_dead_detokenizer_goes_to_the_first_in_rank()
     async with scene() as s:
         say(s, "dead")
         end(s, "dead")
-        async with successor(s) as found:
+        async with successor(s) as second:
             await work(s, 6, "dead")
-            await found.until(lambda: bool(found.attached))
-            assert found.attached[0].opening == OPENING
-            await found.until(lambda: found.tokens[found.attached[0].first_sequence] == generate(PROMPT, 6, []))
+            await second.until(lambda: bool(second.attached))
+            assert second.attached[0].opening == OPENING
+            await second.until(lambda: second.tokens[second.attached[0].first_sequence] == generate(PROMPT, 6, []))
 
 
-async def test_an_item_that_names_one_that_nobody_knows_does_too() -> None:
-    async with scene() as s, successor(s) as found:
+async def test_an_item_that_names_an_unknown_detokenizer_goes_to_the_first_in_rank() -> None:
+    async with scene() as s, successor(s) as second:
         await work(s, 6, "unknown")
-        await found.until(lambda: bool(found.attached))
+        await second.until(lambda: bool(second.attached))
 
 
 async def test_a_draining_detokenizer_keeps_its_requests_until_another_one_is_ready() -> None:
@@ -118,12 +118,12 @@ async def test_a_draining_detokenizer_keeps_its_requests_until_another_one_is_re
         await work(s, 20)
         await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
         assert not s.detokenizer.attached[0].opening
-        async with successor(s) as found:
-            await found.until(lambda: bool(found.attached))
-            assert found.attached[0].opening == OPENING
+        async with successor(s) as second:
+            await second.until(lambda: bool(second.attached))
+            assert second.attached[0].opening == OPENING
 
 
-async def test_one_that_does_not_have_the_stream_gets_the_opening() -> None:
+async def test_a_detokenizer_without_the_stream_gets_the_opening() -> None:
     async with scene() as s:
         s.detokenizer.state = AttachState.UNKNOWN
         await work(s, 6)
@@ -131,7 +131,7 @@ async def test_one_that_does_not_have_the_stream_gets_the_opening() -> None:
         assert [attach.opening for attach in s.detokenizer.attached] == [b"", OPENING]
 
 
-async def test_what_has_certainly_been_sent_is_told() -> None:
+async def test_the_successor_learns_how_many_tokens_were_certainly_sent() -> None:
     async with scene() as s:
         s.executor.free_running = False
         say(s, "detok")
@@ -142,10 +142,10 @@ async def test_what_has_certainly_been_sent_is_told() -> None:
         beat = s.scheduler.heartbeat()
         say(s, "detok", step=beat.step - 1, term=beat.term)
         await s.bus.flush()
-        async with successor(s) as found:
+        async with successor(s) as second:
             end(s, "detok")
-            await found.until(lambda: bool(found.attached))
-            attach = found.attached[0]
+            await second.until(lambda: bool(second.attached))
+            attach = second.attached[0]
             assert unpack(attach.sent) == [len(unpack(attach.tokens[0])) - 1]
 
 
@@ -157,10 +157,10 @@ async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
         s.executor.run()
         await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
         first = s.detokenizer.attached[0]
-        for sequence, known in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
+        for sequence, held in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
             request = encode(AbortSequences(first.term, pack([sequence]), AbortReason.LOST_TOKENS))
             reply = await s.bus.request(f"{subjects.ABORT}.sched.abort", request, timeout=2)
-            assert Decoder(AbortedSequences).decode(reply.data).known == known
+            assert Decoder(AbortedSequences).decode(reply.data).known == held
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
         again = s.detokenizer.attached[1]
         assert (again.first_sequence, again.step) == (first.first_sequence, s.scheduler.heartbeat().step)

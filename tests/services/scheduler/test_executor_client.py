@@ -1,4 +1,4 @@
-"""Which executor a scheduler claims, and when it is lost. test_service.py tests what they exchange."""
+"""The claim of an executor, and its loss. test_service.py tests the messages between."""
 
 import asyncio
 
@@ -20,21 +20,21 @@ pytestmark = pytest.mark.anyio
 
 
 class Scene:
-    """Executors that belong to nobody until they are claimed."""
+    """Executors without an owner until they are claimed."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker())
         self.peers = Peers(self.bus)
         self.owners: dict[str, str] = {}
-        self.asked: list[str] = []
+        self.claimed_instances: list[str] = []
 
     async def add(self, instance: str, *, owner: str = "", ready: bool = True) -> None:
         def on_claim(message: Message) -> None:
-            wanted = Decoder(Claim).decode(message.data)
-            self.asked.append(instance)
-            accepted = self.owners[instance] in {"", wanted.scheduler}
+            claim = Decoder(Claim).decode(message.data)
+            self.claimed_instances.append(instance)
+            accepted = self.owners[instance] in {"", claim.scheduler}
             if accepted:
-                self.owners[instance] = wanted.scheduler
+                self.owners[instance] = claim.scheduler
             self.bus.publish(message.reply, encode(Claimed(instance, accepted, 64, 4, 8, 200)))
 
         self.owners[instance] = owner
@@ -47,15 +47,15 @@ class Scene:
         await self.bus.flush()
 
     async def claim(self, scheduler: str, last: str = "") -> str:
-        found = await claim_executor(self.bus, self.peers, scheduler, "m", last)
-        return found[1].executor if found is not None else ""
+        result = await claim_executor(self.bus, self.peers, scheduler, "m", last)
+        return result[1].executor if result is not None else ""
 
 
 @pytest.fixture
 async def scene() -> Scene:
-    made = Scene()
-    await made.peers.listen("executor")
-    return made
+    executors = Scene()
+    await executors.peers.listen("executor")
+    return executors
 
 
 async def test_as_many_schedulers_as_executors_get_one_each(scene: Scene) -> None:
@@ -66,26 +66,26 @@ async def test_as_many_schedulers_as_executors_get_one_each(scene: Scene) -> Non
     assert await scene.claim("late") == ""
 
 
-async def test_one_that_belongs_to_another_is_not_asked(scene: Scene) -> None:
+async def test_an_executor_of_another_scheduler_gets_no_claim(scene: Scene) -> None:
     await scene.add("owned", owner="other")
     assert await scene.claim("s") == ""
     await scene.add("free")
     assert await scene.claim("s") == "free"
-    assert scene.asked == ["free"]
+    assert scene.claimed_instances == ["free"]
 
 
-async def test_the_last_one_is_still_its_own_although_it_does_not_say_that_it_is_free(scene: Scene) -> None:
+async def test_a_scheduler_may_claim_its_last_executor_again_before_that_is_free(scene: Scene) -> None:
     await scene.add("mine", owner="s")
     assert await scene.claim("s") == ""
     assert await scene.claim("s", last="mine") == "mine"
 
 
-async def test_one_that_waits_for_a_higher_term_is_free_though_not_ready(scene: Scene) -> None:
+async def test_an_executor_that_waits_for_a_higher_term_is_free_though_not_ready(scene: Scene) -> None:
     await scene.add("refused", ready=False)
     assert await scene.claim("s") == "refused"
 
 
-async def test_one_that_has_just_gone_is_passed_over(scene: Scene) -> None:
+async def test_an_executor_that_has_just_gone_is_passed_over(scene: Scene) -> None:
     await scene.add("there")
     for i in range(5):
         await scene.beat(f"gone{i}", free=True)
@@ -108,7 +108,7 @@ PLAN = Plan(1, 1, b"", (), b"", b"", b"", 64, 8)
 
 async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is_back() -> None:
     bus, elsewhere = (MemoryBus(broker) for broker in [MemoryBroker()] * 2)
-    client = ExecutorClient(bus, "e", 1, lambda step: None)
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
     reading = asyncio.create_task(client.run())
     await client.subscribed.wait()
     client.send(PLAN)
@@ -129,11 +129,12 @@ async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is
 
 async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_client, "ABSENCE", 0.05)
-    client = ExecutorClient(MemoryBus(MemoryBroker()), "e", 1, lambda step: None)
+    monkeypatch.setattr(executor_client, "SILENCE", 1e6)
+    bus = MemoryBus(MemoryBroker())
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
     reading = asyncio.create_task(client.run())
     await client.subscribed.wait()
     client.send(PLAN)
-    async with asyncio.timeout(1):
-        await client.lost.wait()
+    await client.lost.wait()
     assert client.failed
     await reading

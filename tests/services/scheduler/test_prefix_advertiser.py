@@ -27,11 +27,11 @@ class Scene:
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker())
         self.current: CachedPrefixes | None = EMPTY
-        self.asked = 0
+        self.calls = 0
         self.received: list[CachedPrefixes] = []
 
     def ask(self) -> CachedPrefixes | None:
-        self.asked += 1
+        self.calls += 1
         return self.current
 
     def receive(self, message: Message) -> None:
@@ -40,11 +40,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    made = Scene()
-    await made.bus.subscribe("prefixes", made.receive)
-    running = asyncio.create_task(advertise_prefixes(made.bus, "prefixes", made.ask))
+    s = Scene()
+    await s.bus.subscribe("prefixes", s.receive)
+    running = asyncio.create_task(advertise_prefixes(s.bus, "prefixes", s.ask))
     try:
-        yield made
+        yield s
     finally:
         running.cancel()
         await asyncio.wait({running})
@@ -52,13 +52,13 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def test_changes_are_published_once() -> None:
     async with scene() as s:
-        await until(lambda: s.asked > 5)
+        await until(lambda: s.calls > 5)
         s.current = None
-        asked = s.asked
-        await until(lambda: s.asked > asked + 5)
+        calls = s.calls
+        await until(lambda: s.calls > calls + 5)
         s.current = FULL
-        again = s.asked
-        await until(lambda: s.asked > again + 5)
+        again = s.calls
+        await until(lambda: s.calls > again + 5)
         assert s.received == [EMPTY, FULL]
 
 
@@ -69,7 +69,7 @@ async def test_unchanged_prefixes_are_repeated_for_tokenizers_that_start_later(m
         assert set(s.received) == {EMPTY}
 
 
-async def test_what_could_not_be_sent_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_publication_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene() as s:
         await until(lambda: s.received == [EMPTY])
         publish, failed = s.bus.publish, []

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler import backlog_reporter
+from pagewire.services.scheduler import backlog_reporter, executor_client, service
 from pagewire.services.scheduler.policy import service_rate
 from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
@@ -30,8 +30,8 @@ from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.shared.process import peers
 from pagewire.shared.process.context import Context, Drain
-from pagewire.shared.process.peers import SILENCE
 from pagewire.shared.settings.config import STEP_TOKENS, Settings
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
@@ -40,6 +40,10 @@ from tests.support.waiting import until
 MODEL = "tiny"
 SLOTS = 8
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
+PATIENCE = 300
+"""Seconds that a test waits for what must come: out of reach of the slowest machine."""
+NEVER = 1e6
+"""Seconds that no test lasts."""
 
 pytestmark = pytest.mark.anyio
 
@@ -124,9 +128,9 @@ class Executor:
                     self.bus.publish(f"{subjects.STEPS}.{self.instance}", encode(output))
 
     def on_replay(self, message: Message) -> None:
-        wanted = Decoder(Replay).decode(message.data)
+        request = Decoder(Replay).decode(message.data)
         for output in self.sent:
-            if wanted.first <= output.step <= wanted.last:
+            if request.first <= output.step <= request.last:
                 self.bus.publish(message.reply, encode(output))
         self.bus.publish(message.reply, b"")
 
@@ -137,7 +141,7 @@ def replace_term(output: StepOutput, term: int) -> StepOutput:
 
 @dataclass
 class Detokenizer:
-    """Collects tokens per request, and ends the item when all choices are over."""
+    """Attaches requests and collects the tokens of their sequences."""
 
     bus: MemoryBus
     instance: str = "detok"
@@ -168,7 +172,7 @@ class Detokenizer:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -203,6 +207,10 @@ class Scene:
 
     def load(self, name: str) -> float:
         return self.scheduler.heartbeat().load.get(name, 0)
+
+    def leaves_executor(self) -> bool:
+        term = self.scheduler._manager.term
+        return term is not None and term.executor.leaving.is_set()
 
     def holds(self, sequences: int) -> bool:
         return self.load("running") + self.load("waiting") >= sequences
@@ -261,13 +269,13 @@ async def test_requests_run_to_their_end_and_leave_nothing_behind() -> None:
 
 async def test_tokens_that_the_detokenizer_knows_are_not_generated_again() -> None:
     async with scene() as s:
-        wanted = generate([5, 6], 9, [])
-        s.detokenizer.known["r"] = [wanted[:4]]
+        expected = generate([5, 6], 9, [])
+        s.detokenizer.known["r"] = [expected[:4]]
         await s.work("r", [5, 6], max_tokens=9)
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
         await s.until_idle()
-        assert s.detokenizer.tokens[s.detokenizer.attached[0].first_sequence] == wanted
-        assert unpack(s.executor.plans[0].added[0].tokens) == [5, 6, *wanted[:4]]
+        assert s.detokenizer.tokens[s.detokenizer.attached[0].first_sequence] == expected
+        assert unpack(s.executor.plans[0].added[0].tokens) == [5, 6, *expected[:4]]
         assert s.executor.plans[0].added[0].prompt_tokens == 2
 
 
@@ -328,11 +336,14 @@ async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_l
         last = {a.request_id: a for a in s.detokenizer.attached}
         assert all(a.term == s.executor.term for a in last.values())
         for i in range(3):
-            known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
-            assert known == generate([i, i], 20, [])
+            tokens = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
+            assert tokens == generate([i, i], 20, [])
 
 
-async def test_an_executor_whose_process_has_ended_is_lost_at_once() -> None:
+async def test_an_executor_whose_process_has_ended_is_lost_before_it_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor_client, "SILENCE", NEVER)
     async with scene() as s:
         s.executor.free_running = False
         await s.work("r", [5, 6], max_tokens=20)
@@ -340,19 +351,21 @@ async def test_an_executor_whose_process_has_ended_is_lost_at_once() -> None:
         successor = Executor(MemoryBus(s.broker), instance="successor")
         await successor.start()
         s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
-        async with asyncio.timeout(SILENCE / 2):
-            await until(lambda: successor.plans)
+        await until(lambda: successor.plans, PATIENCE)
 
 
-async def test_the_work_of_a_lost_executor_does_not_wait_for_another_while_another_scheduler_has_one() -> None:
+async def test_the_work_of_a_lost_executor_does_not_wait_for_another_while_another_scheduler_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "HAND_BACK_AFTER", NEVER)
+    monkeypatch.setattr(peers, "SILENCE", NEVER)
     async with scene(executor={"free_running": False}) as s:
         await s.work("r", [5, 6], max_tokens=20)
         await s.detokenizer.until(lambda: len(s.executor.plans) >= 1)
         other = Heartbeat("scheduler", "other", ready=True, term=0, plan=0, step=0, load={})
         s.bus.publish(f"{subjects.HEARTBEAT}.scheduler.other", encode(other))
         s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
-        async with asyncio.timeout(SILENCE / 2):
-            assert len(await s.bus.store.pull_work(QUEUE, 1, expires=SILENCE)) == 1
+        assert len(await s.bus.store.pull_work(QUEUE, 1, expires=PATIENCE)) == 1
 
 
 def admitted(executor: Executor) -> set[int]:
@@ -361,7 +374,7 @@ def admitted(executor: Executor) -> set[int]:
     return {unpack(added.tokens)[0] for plan in plans for added in plan.added}
 
 
-async def test_of_those_in_flight_when_an_executor_dies_twice_the_one_that_it_dies_of_alone_is_ended() -> None:
+async def test_the_request_that_kills_executors_when_it_runs_alone_is_ended() -> None:
     async with scene() as s:
         refused: list[AbortStream] = []
 
@@ -506,7 +519,7 @@ async def test_without_a_budget_of_the_users_steps_grow_as_far_as_the_device_all
         assert max(plan.budget for plan in s.executor.plans) == 700
 
 
-async def test_it_takes_what_is_addressed_to_it_and_advertises_its_prefixes() -> None:
+async def test_a_scheduler_takes_its_own_queue_and_advertises_its_prefixes() -> None:
     async with scene() as s:
         advertised: list[CachedPrefixes] = []
         await s.bus.subscribe(
@@ -521,7 +534,7 @@ async def test_it_takes_what_is_addressed_to_it_and_advertises_its_prefixes() ->
         assert advertised[-1].slots == SLOTS
 
 
-async def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
+async def test_items_that_come_while_there_is_no_executor_return_to_their_queue() -> None:
     broker = MemoryBroker(ack_wait=30.0)
     settings = Settings(served_model_name=MODEL)
     scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
@@ -533,9 +546,9 @@ async def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
 
     broker.store.return_work = note  # type: ignore[method-assign]
     running = asyncio.create_task(scheduler.run())
-    await until(lambda: scheduler._manager._tasks is not None)
+    await until(lambda: scheduler._manager._tasks is not None, PATIENCE)
     scheduler._manager._on_item(QUEUE, item)
-    await until(lambda: returned == [item.ack])
+    await until(lambda: returned == [item.ack], PATIENCE)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -560,17 +573,17 @@ async def listen_for_backlog(bus: MemoryBus) -> list[Backlog]:
     return reports
 
 
-async def test_it_reports_what_waits_and_what_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_and_started_requests_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_reporter, "REPORT_EVERY", 0.05)
     async with scene() as s:
         s.executor.free_running = False
         reports = await listen_for_backlog(s.bus)
-        await until(lambda: reports and reports[-1].free == SLOTS)
+        await until(lambda: reports and reports[-1].free == SLOTS, PATIENCE)
         assert (reports[-1].stored, reports[-1].started, reports[-1].rate) == ((0, 0, 0), (0, 0, 0), 0)
         for i in range(SLOTS + LOOKAHEAD + 5):
             await s.work(f"r{i}", [5, i], max_tokens=50)
         await s.work("later", [5, 6], priority=3)
-        await until(lambda: sum(reports[-1].started) == SLOTS)
+        await until(lambda: sum(reports[-1].started) == SLOTS, PATIENCE)
         assert reports[-1].stored == (0, SLOTS + LOOKAHEAD + 5, 1)
         assert reports[-1].last == SLOTS + LOOKAHEAD + 6
         assert reports[-1].free == 0
@@ -594,7 +607,7 @@ async def test_the_rate_is_known_when_requests_have_run_for_a_while(monkeypatch:
             await s.bus.store.end_work(attach.ack)
 
 
-async def test_only_the_scheduler_with_the_lowest_id_counts_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_scheduler_with_the_lowest_id_counts_stored_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_reporter, "REPORT_EVERY", 0.05)
     monkeypatch.setattr(backlog_reporter, "SILENCE", 0.3)
     async with scene() as s:
@@ -603,17 +616,17 @@ async def test_only_the_scheduler_with_the_lowest_id_counts_what_is_stored(monke
             other = encode(Backlog(scheduler, (0, 0, 0), (0.0, 0.0, 0.0), 0.0, 0.0))
             s.bus.publish(f"{subjects.BACKLOG}.{MODEL}.{scheduler}", other)
             await s.bus.flush()
-            await until(lambda: reports)
+            await until(lambda: reports, PATIENCE)
             reports.clear()
-            await until(lambda: reports)
+            await until(lambda: reports, PATIENCE)
             assert bool(reports[0].stored) is counts
-        await until(lambda: reports[-1].stored)
+        await until(lambda: reports[-1].stored, PATIENCE)
 
 
 def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:
-    """What a beam search must find, best first."""
-    found = run_search(BeamSearch(beams, max_tokens, 1.0, ()), prompt, beams, next_logprobs)
-    return [hypothesis.tokens for hypothesis in found]
+    """The results of a beam search, best first."""
+    hypotheses = run_search(BeamSearch(beams, max_tokens, 1.0, ()), prompt, beams, next_logprobs)
+    return [hypothesis.tokens for hypothesis in hypotheses]
 
 
 async def test_a_beam_search_is_handed_over_whole_and_its_beams_are_never_bound() -> None:
@@ -664,8 +677,8 @@ async def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
         s.detokenizer.state = AttachState.UNKNOWN
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) > 2)
         s.detokenizer.state = AttachState.OPEN
-        seen = len(s.detokenizer.attached)
-        await s.detokenizer.until(lambda: any(any(a.finishes) for a in s.detokenizer.attached[seen:]))
+        num_attached = len(s.detokenizer.attached)
+        await s.detokenizer.until(lambda: any(any(a.finishes) for a in s.detokenizer.attached[num_attached:]))
         last = s.detokenizer.attached[-1]
         assert last.generation > 1
         assert unpack(last.tokens[0]) == searched([5, 6], 2, 5)[0]
@@ -716,18 +729,20 @@ class TestDrain:
         return sorted(Decoder(WorkItem).decode(item.data).request_id for item in items)
 
     @pytest.mark.parametrize("follows", [Drain.ALONE, Drain.SUCCESSOR])
-    async def test_it_gives_work_and_executor_to_one_that_looks_for_an_executor(self, follows: Drain) -> None:
+    async def test_a_draining_scheduler_gives_work_and_executor_to_one_that_looks_for_an_executor(
+        self, follows: Drain
+    ) -> None:
         async with scene(follows=follows, executor={"free_running": False}) as s:
             await s.work("r", [5, 6], max_tokens=9)
             await s.detokenizer.until(lambda: s.load("running") == 1)
             assert s.scheduler.heartbeat().term == s.executor.term
             await self.other(s, claiming=True)
-            await asyncio.wait_for(s.scheduler.drain(), 5)
+            await asyncio.wait_for(s.scheduler.drain(), PATIENCE)
             assert await self.returned(s) == ["r"]
             beat = s.scheduler.heartbeat()
             assert (beat.ready, beat.term, beat.load["claiming"]) == (False, 0, 0)
 
-    async def test_it_goes_on_until_its_successor_has_come(self) -> None:
+    async def test_a_draining_scheduler_goes_on_until_its_successor_has_come(self) -> None:
         async with scene(follows=Drain.SUCCESSOR) as s:
             draining = asyncio.create_task(s.scheduler.drain())
             await self.other(s, ready=True)
@@ -736,9 +751,9 @@ class TestDrain:
             await s.until_idle()
             assert not draining.done(), "another replica is no successor"
             await self.other(s, claiming=True)
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, PATIENCE)
 
-    async def test_alone_it_finishes_what_runs_and_returns_what_waits(self) -> None:
+    async def test_alone_a_draining_scheduler_finishes_running_requests_and_returns_waiting_ones(self) -> None:
         async with scene(executor={"free_running": False}) as s:
             names = [f"r{i:02}" for i in range(SLOTS + 3)]
             for i, name in enumerate(names):
@@ -749,12 +764,12 @@ class TestDrain:
             await s.work("late", [1], max_tokens=4)
             s.executor.free_running = True
             s.executor.run()
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, PATIENCE)
             ran = {attach.request_id for attach in s.detokenizer.attached if attach.first_sequence <= SLOTS}
             assert await self.returned(s) == ["late", *sorted(set(names) - ran)]
             assert s.load("requests") == 0
 
-    async def test_a_free_executor_takes_over_at_once_from_one_that_is_leaving(self) -> None:
+    async def test_a_free_executor_takes_over_at_once_from_a_leaving_one(self) -> None:
         async with scene(executor={"free_running": False}) as s:
             await s.work("r", [5, 6], max_tokens=9)
             await s.detokenizer.until(lambda: s.load("running") == 1)
@@ -767,14 +782,12 @@ class TestDrain:
             assert (len(s.detokenizer.attached), last.executor) == (2, "exec2")
             assert s.detokenizer.tokens[last.first_sequence] == generate([5, 6], 9, [])
 
-    async def test_an_executor_that_is_leaving_finishes_what_runs_and_gets_nothing_new(self) -> None:
+    async def test_a_leaving_executor_finishes_running_requests_and_gets_no_new_ones(self) -> None:
         async with scene(executor={"free_running": False}) as s:
             await s.work("r", [5, 6], max_tokens=9)
             await s.detokenizer.until(lambda: s.load("running") == 1)
             s.executor.leaving = True
-            await s.detokenizer.until(
-                lambda: s.scheduler._executor is not None and s.scheduler._executor.leaving.is_set()
-            )
+            await s.detokenizer.until(s.leaves_executor)
             await s.work("late", [1, 2])
             s.executor.free_running = True
             s.executor.run()

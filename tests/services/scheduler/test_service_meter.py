@@ -25,9 +25,9 @@ def request(number: int) -> Request:
         priority=0,
         deadline=time.time() + 60,
     )
-    made = Request(work, "queue", "ack", 1, "", 0.0, sequences=[sequence(4)])
-    made.queued = False
-    return made
+    started = Request(work, "queue", "ack", 1, "", 0.0, sequences=[sequence(4)])
+    started.queued = False
+    return started
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5])

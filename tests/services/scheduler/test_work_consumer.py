@@ -1,4 +1,4 @@
-"""Which queues are pulled, for how much, and what becomes of the work of a replica that has gone."""
+"""Queues are pulled for as many items as there is room for, also those of a replica that has gone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,11 +58,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    found = Scene()
-    await found.peers.listen("scheduler")
-    running = asyncio.create_task(found.consumer.run())
+    s = Scene()
+    await s.peers.listen("scheduler")
+    running = asyncio.create_task(s.consumer.run())
     try:
-        yield found
+        yield s
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -115,7 +115,7 @@ async def test_work_of_a_replica_that_cannot_run_it_is_taken() -> None:
         assert len(s.taken) == 1, "it is back, and its work is its own again"
 
 
-async def test_what_a_dead_replica_had_in_hand_comes_with_its_redelivery() -> None:
+async def test_items_held_by_a_dead_replica_come_with_their_redelivery() -> None:
     async with scene() as s:
         await s.bus.store.put_work(OTHER, b"x")
         (held,) = await s.bus.store.pull_work(OTHER, 1, expires=1)

@@ -34,9 +34,9 @@ async def test_a_new_listener_gets_all_heartbeats_at_once() -> None:
     heard, first = asyncio.Event(), Peers(MemoryBus(broker))
     await first.listen("executor")
     await until(lambda: first.find("e"))
-    listener = Peers(MemoryBus(broker), on_change=heard.set)
+    listener = Peers(MemoryBus(broker))
     async with asyncio.timeout(INTERVAL / 2):
-        await listener.listen("executor")
+        await listener.listen("executor", heard.set)
         await heard.wait()
     assert listener.find("e") is not None
     beating.cancel()

@@ -32,7 +32,7 @@ class Beam(Sequence):
 
     group: "BeamGroup"
     index: int = 0
-    """Which beam of the round it is."""
+    """Place of the beam in its round."""
 
     @property
     def caller_ids(self) -> tuple[int, ...]:
@@ -48,23 +48,19 @@ class BeamGroup:
     """The completions to be found, best first. They never run."""
     search: BeamSearch
     beams: list[Beam] = field(default_factory=list)
-    """Those of the present round."""
+    """Beams of the present round."""
     candidates: dict[int, Candidates] = field(default_factory=dict)
-    """By index of the beam that has reported them."""
+    """Candidates of the present round, by index of the beam that has reported them."""
 
 
 class BeamScheduler:
-    """The beam searches of a term that have begun and not ended. Its length is their number.
-
-    Attributes:
-        finished: searches that have ended, with a result or as `Finish.NOT_FINITE`, for the caller to take.
-    """
+    """The beam searches of a term that have begun and not ended. Its length is their number."""
 
     def __init__(self, sequences: SequenceTable) -> None:
-        self.finished: list[BeamGroup] = []
         self._sequences = sequences
         self._active: dict[int, BeamGroup] = {}  # by id of the first choice
         self._complete: list[BeamGroup] = []  # all beams have reported
+        self._failed: list[BeamGroup] = []  # a beam had logits that were not finite
         self._ids = count(FIRST_BEAM + 1)
 
     def __len__(self) -> int:
@@ -72,14 +68,14 @@ class BeamScheduler:
 
     def add(self, choices: Many[Sequence]) -> None:
         """Begins a search for `choices`, completions of one prompt. The id of the first one is that of the search."""
-        first, asked = choices[0], choices[0].sampling
+        first, sampling = choices[0], choices[0].sampling
         search = BeamSearch(
-            asked.beam_width,
-            asked.max_tokens,
-            asked.length_penalty,
-            unpack(asked.stop_ids),
-            min_tokens=asked.min_tokens,
-            num_logprobs=asked.logprobs,
+            sampling.beam_width,
+            sampling.max_tokens,
+            sampling.length_penalty,
+            unpack(sampling.stop_ids),
+            min_tokens=sampling.min_tokens,
+            num_logprobs=sampling.logprobs,
         )
         group = self._active[first.id] = BeamGroup(choices, search)
         inherited: dict[str, Any] = {each.name: getattr(first, each.name) for each in fields(first)}
@@ -87,10 +83,10 @@ class BeamScheduler:
         beam.id, beam.tokens = next(self._ids), list(first.tokens)
         beam.blocks, beam.stamps, beam.given_back = [], [], []
         beam.position_limit = len(beam.tokens)
-        # The search decides where a text ends: on the device the beam goes on with any token. What is reported of the
-        # chosen tokens comes from the candidates.
+        # The search decides where a text ends: on the device the beam goes on with any token. The log-probabilities of
+        # the chosen tokens come from the candidates.
         beam.sampling = msgspec.structs.replace(
-            asked, stop_ids=b"", max_tokens=asked.max_tokens + 1, min_tokens=0, logprobs=-1
+            sampling, stop_ids=b"", max_tokens=sampling.max_tokens + 1, min_tokens=0, logprobs=-1
         )
         group.beams.append(beam)
         self._sequences.add(beam)
@@ -109,7 +105,7 @@ class BeamScheduler:
             self.abort(group.choices[0].id)
             for choice in group.choices:
                 choice.finish, choice.state = sequence.finish, SequenceState.FINISHED
-            self.finished.append(group)
+            self._failed.append(group)
 
     def receive(self, output: StepOutput) -> None:
         """Records the candidates that a step has reported."""
@@ -127,20 +123,24 @@ class BeamScheduler:
                     self._complete.append(group)
             begin = end
 
-    def fork(self, num_steps: int) -> tuple[list[Fork], list[int]]:
+    def fork(self, num_steps: int) -> tuple[list[Fork], list[int], list[BeamGroup]]:
         """Replaces the beams of each search whose beams have all reported by those of the next round.
 
         A beam for which there is no slot or block, or whose parent was evicted or preempted, waits and is computed
-        anew. Returns the forks of the next plan, and pairs of blocks that the device must copy for them.
+        anew. Returns the forks of the next plan, pairs of blocks that the device must copy for them, and the searches
+        that have ended since the last call.
         """
         sequences = self._sequences
         forks: list[Fork] = []
         copies: list[int] = []
+        ended, self._failed = self._failed, []
         complete, self._complete = self._complete, []
         for group in complete:
             if group.choices[0].id not in self._active:
                 continue  # it was aborted
             parents, pairs = group.beams, self._advance(group)
+            if not group.beams:
+                ended.append(group)
             slots = {parent.id: parent.slot for parent in parents}
             kept = {parent.id for _, parent in pairs}
             for parent in parents:
@@ -162,7 +162,7 @@ class BeamScheduler:
                 sequences.by_id[child.id] = child
                 if child.state is SequenceState.WAITING:
                     sequences.waiting.prepend(child)
-        return forks, copies
+        return forks, copies, ended
 
     def evict(self, sequence: Sequence) -> bool:
         """Frees the youngest paused beam at once, unless it is older than `sequence`; returns whether there was one.
@@ -200,10 +200,10 @@ class BeamScheduler:
             for index, (parent, token) in enumerate(continuations)
         ]
         if not continuations:
-            for choice, found in zip(group.choices, group.search.finished, strict=False):
-                choice.tokens += found.tokens
-                choice.reported, choice.cumulative_logprob = list(found.reported), float(found.cumulative_logprob)
-                choice.finish, choice.state = found.finish, SequenceState.FINISHED
+            for choice, hypothesis in zip(group.choices, group.search.finished, strict=False):
+                choice.tokens += hypothesis.tokens
+                choice.reported = list(hypothesis.reported)
+                choice.cumulative_logprob = float(hypothesis.cumulative_logprob)
+                choice.finish, choice.state = hypothesis.finish, SequenceState.FINISHED
             del self._active[group.choices[0].id]
-            self.finished.append(group)
         return [(child, parents[parent]) for child, (parent, _) in zip(group.beams, continuations, strict=True)]

@@ -1,4 +1,4 @@
-"""Copy-on-write: which blocks a beam gets that continues another one."""
+"""Copy-on-write: gives blocks to beams that continue other ones."""
 
 from collections.abc import Iterable
 

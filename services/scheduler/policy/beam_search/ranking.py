@@ -1,10 +1,10 @@
 """Beam search as `transformers` does it: `generate(num_beams=B, do_sample=False, early_stopping=False)`. Pure.
 
 A beam's score is the sum of the log-probabilities of its tokens, in float32. Each round sorts the likeliest
-continuations of all beams by score. Those among the first B that end the text are finished: their score is divided by
-their length to the power of the length penalty, and the best B of all rounds are kept. The first B continuations that
-do not end the text are the next beams. The search ends at the greatest length, or once B texts are finished and the
-best beam, at its present length, would not be better than the worst of them.
+continuations of all beams by score. The ones among the first B that end the text are finished: their score is divided
+by their length to the power of the length penalty, and the best B of all rounds are kept. The first B continuations
+that do not end the text are the next beams. The search ends at the greatest length, or once B texts are finished and
+the best beam, at its present length, would not be better than the worst of them.
 
 Source: `GenerationMixin._beam_search` of transformers 5.
 """
@@ -33,15 +33,15 @@ class Hypothesis(NamedTuple):
     """A text."""
 
     tokens: list[int]
-    """Without the prompt, with the token that ended the text."""
+    """Token ids without the prompt, with the one that ended the text."""
     score: np.float32
-    """Once the text has ended, divided by its length to the power of the length penalty."""
+    """Sum of log-probabilities; once the text has ended, divided by its length to the power of the length penalty."""
     finish: Finish = Finish.NONE
-    """Why the text has ended."""
+    """Reason for which the text has ended."""
     cumulative_logprob: np.float32 = np.float32(0)
     """Sum of the log-probabilities of its tokens."""
     reported: Sequence[TokenLogprobs] = ()
-    """What is reported of each token; empty if nothing is asked for."""
+    """Log-probabilities reported of each token; empty: none."""
 
 
 class BeamSearch:
@@ -50,6 +50,10 @@ class BeamSearch:
     Attributes:
         beams: the beams whose candidates the next round needs, best first; empty once the search has ended.
         finished: at most `width` hypotheses, best first; exactly `width` once the search has ended.
+
+    >>> search = BeamSearch(width=2, max_tokens=2, length_penalty=1.0, stop_ids=[0])
+    >>> search.advance([Candidates([5, 7, 0], np.log(np.float32([0.5, 0.3, 0.2])))])
+    [(0, 5), (0, 7)]
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class BeamSearch:
             max_tokens: greatest length.
             length_penalty: exponent of the length.
             stop_ids: tokens that end a text.
-            min_tokens: number of tokens below which none of them is chosen.
+            min_tokens: number of tokens below which no stop token is chosen.
             num_logprobs: likeliest tokens that are reported beside each chosen one; -1: nothing is reported.
         """
         self.beams = [Hypothesis([], np.float32(0))]
@@ -84,17 +88,17 @@ class BeamSearch:
     def advance(self, candidates: Sequence[Candidates]) -> list[tuple[int, int]]:
         """Runs a round with candidates of each beam; returns parent and token of the next beams, none at the end."""
         length = len(self.beams[0].tokens) + 1
-        parents = np.repeat(np.arange(len(candidates)), [len(found.tokens) for found in candidates])
-        tokens = np.concatenate([np.array(found.tokens, np.int64) for found in candidates])
+        parents = np.repeat(np.arange(len(candidates)), [len(each.tokens) for each in candidates])
+        tokens = np.concatenate([np.array(each.tokens, np.int64) for each in candidates])
         with np.errstate(over="ignore"):  # scores of impossible tokens
             scores = np.concatenate(
-                [found.logprobs + beam.score for found, beam in zip(candidates, self.beams, strict=True)]
+                [each.logprobs + beam.score for each, beam in zip(candidates, self.beams, strict=True)]
             )
         order = np.lexsort((tokens, parents, -scores))  # the last key counts first
         ends = np.isin(tokens, self._stop_ids)
         if length <= self._min_tokens:
             order = order[~ends[order]]
-        begins = np.cumsum([0, *(len(found.tokens) for found in candidates)])
+        begins = np.cumsum([0, *(len(each.tokens) for each in candidates)])
         last = length == self._max_tokens
         best = order[: self._width]
         for i in best[ends[best] | last]:
@@ -104,8 +108,8 @@ class BeamSearch:
             self.finished.append(Hypothesis(text, score, finish, scores[i], reported))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the earlier
         del self.finished[self._width :]
-        going = order[~ends[order]][: self._width]
-        if last or not len(going) or not self._can_improve(scores[going[0]], length):
+        kept = order[~ends[order]][: self._width]
+        if last or not len(kept) or not self._can_improve(scores[kept[0]], length):
             self.beams = []
             return []
         self.beams = [
@@ -114,15 +118,15 @@ class BeamSearch:
                 scores[i],
                 reported=self._report(candidates, int(parents[i]), int(i - begins[parents[i]])),
             )
-            for i in going
+            for i in kept
         ]
-        return [(int(parents[i]), int(tokens[i])) for i in going]
+        return [(int(parents[i]), int(tokens[i])) for i in kept]
 
     def _text(self, parent: np.int64, token: np.int64) -> list[int]:
         return [*self.beams[parent].tokens, int(token)]
 
     def _report(self, candidates: Sequence[Candidates], parent: int, place: int) -> list[TokenLogprobs]:
-        """Returns what is reported of a text that continues a beam with the candidate at `place`."""
+        """Returns the log-probabilities reported of a text that continues a beam with the candidate at `place`."""
         if self._num_logprobs < 0:
             return []
         tokens, logprobs = candidates[parent]

@@ -1,4 +1,4 @@
-"""Sequences for tests of what lies beside the policy."""
+"""Sequences for the tests of the policy's parts."""
 
 from itertools import count
 
@@ -9,7 +9,7 @@ _numbers = count(1)
 
 
 def sequence(tokens: int | list[int] = 4, **fields: object) -> Sequence:
-    """A new sequence; a number stands for so many equal tokens. It arrives after all others."""
+    """Returns a new sequence, which arrives after all others; a number stands for so many equal tokens."""
     prompt = [7] * tokens if isinstance(tokens, int) else tokens
     number = next(_numbers)
     values: dict[str, object] = {"arrival_order": number} | fields

@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 @dataclass
 class Wire(Generic[M]):
-    """Carries numbered messages. Whoever reads gets each once and in order: it asks again for what it has missed."""
+    """Carries numbered messages. Its reader gets each once and in order: it asks again for missed ones."""
 
     sent: list[M] = field(default_factory=list)
     on_the_way: deque[int] = field(default_factory=deque)
@@ -33,11 +33,11 @@ class Wire(Generic[M]):
             self.on_the_way.append(len(self.sent) // 2)
 
     def receive(self) -> list[M]:
-        """What one delivery makes readable: nothing for a repeated message, several behind a gap."""
+        """Returns the messages that one delivery makes readable: none if repeated, several behind a gap."""
         return self._up_to(self.on_the_way.popleft() + 1) if self.on_the_way else []
 
     def catch_up(self) -> list[M]:
-        """What a heartbeat makes readable: all of it."""
+        """Returns the messages that a heartbeat makes readable: all."""
         self.on_the_way.clear()
         return self._up_to(len(self.sent))
 

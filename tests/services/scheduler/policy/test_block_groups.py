@@ -18,7 +18,7 @@ def test_groups_without_a_window_hold_all() -> None:
     assert BlockGroups((4,), 4).all_of(TABLE) == []
 
 
-def test_groups_with_a_window_hold_what_is_seen() -> None:
+def test_groups_with_a_window_hold_the_entries_that_are_seen() -> None:
     assert GROUPS.seen_of(TABLE, [0, 0]) == [11, 21, 31, 41, 12, 22, 32, 42]
     assert GROUPS.seen_of(TABLE, [1, 3]) == [21, 31, 41, 42]
     assert GROUPS.seen_of(TABLE, [0, 1], [1, 3]) == [11, 22, 32]

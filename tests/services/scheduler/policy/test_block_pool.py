@@ -3,7 +3,7 @@ import pytest
 from pagewire.services.scheduler.policy.block_pool import BlockPool, IntegrityError
 
 
-def test_what_has_been_idle_longest_is_allocated_first() -> None:
+def test_the_block_that_is_free_longest_is_allocated_first() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2), pool.allocate(2)
     pool.free(second)
@@ -32,7 +32,7 @@ def test_a_shared_block_is_idle_when_its_last_holder_has_gone() -> None:
     pool.check([blocks])
 
 
-def test_the_clock_tells_who_has_been_given_away_since() -> None:
+def test_the_clock_shows_which_blocks_were_allocated_since() -> None:
     pool = BlockPool(2)
     kept, lost = pool.allocate(1), pool.allocate(1)
     clock = pool.clock
@@ -58,7 +58,7 @@ def test_the_check_compares_the_counts_with_the_holders(holders: list[list[int]]
         pool.check(holders)
 
 
-def test_whoever_frees_a_block_that_is_shared_apart_can_allocate_one() -> None:
+def test_the_holder_of_a_block_shared_apart_can_free_it_and_allocate_one() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(1)
     pool.share(blocks, apart=True)

@@ -11,25 +11,25 @@ from pagewire.services.scheduler.policy.term_limits import TermLimits
 
 
 def settle(
-    budget: Budget, base_us: float, per_token_us: float, wanted: int, steps: int = 400, decodes: int = 1
+    budget: Budget, base_us: float, per_token_us: float, waiting: int, steps: int = 400, decodes: int = 1
 ) -> list[int]:
-    """Runs steps whose time is linear in their tokens; the tokens of each."""
+    """Runs steps whose time is linear in their tokens; returns the tokens of each."""
     sizes = []
     for _ in range(steps):
-        tokens = min(wanted, budget.tokens(decodes))
+        tokens = min(waiting, budget.tokens(decodes))
         budget.observe(int(base_us + per_token_us * tokens), tokens)
         sizes.append(tokens)
     return sizes
 
 
-def test_without_a_target_nothing_changes_it() -> None:
+def test_without_a_target_the_budget_does_not_change() -> None:
     budget = Budget(512, 512, 0, inf)
     assert set(settle(budget, 1e6, 1e3, 512)) == {512}
     assert set(settle(budget, 10, 0, 512, decodes=400)) == {512}
 
 
 @pytest.mark.parametrize("target_ms", [5.0, 10.0, 40.0])
-def test_it_settles_where_steps_meet_the_target(target_ms: float) -> None:
+def test_the_budget_settles_where_steps_meet_the_target(target_ms: float) -> None:
     budget = Budget(2048, 2048, 16, target_ms)
     ideal = (target_ms * 1000 - 2000) / 50
     sizes = settle(budget, 2000, 50, 2048)[-100:]
@@ -49,7 +49,7 @@ def test_halving_does_not_lead_below_the_target() -> None:
     assert min(sizes) * 500 + 40_000 >= 100_000 * 0.7
 
 
-def test_it_comes_back_when_steps_become_cheap() -> None:
+def test_the_budget_recovers_when_steps_become_cheap() -> None:
     budget = Budget(1024, 1024, 16, 10)
     settle(budget, 2000, 200, 1024)
     assert budget.tokens(1) < 100
@@ -57,7 +57,7 @@ def test_it_comes_back_when_steps_become_cheap() -> None:
     assert budget.tokens(1) == 1024
 
 
-def test_it_grows_fast_while_steps_take_next_to_nothing() -> None:
+def test_the_budget_grows_fast_while_steps_are_very_short() -> None:
     budget = Budget(512, 4096, 128, 50)
     sizes = settle(budget, 2000, 2, 4096, steps=12)
     assert sizes[0] == 512
@@ -139,7 +139,7 @@ def test_a_step_without_tokens_says_nothing() -> None:
     st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 4096), st.integers(0, 100))),
     st.floats(0.1, 1000),
 )
-def test_it_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms: float) -> None:
+def test_the_budget_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms: float) -> None:
     budget = Budget(200, 512, 32, target_ms)
     for elapsed, tokens, decodes in steps:
         budget.observe(elapsed, tokens)
@@ -153,7 +153,7 @@ def test_prompts_beside_decodes_have_a_room_of_their_own() -> None:
     assert budget.tokens(decodes=128, prompt_tokens=100) == 640
 
 
-def test_that_room_grows_with_the_prompts_that_wait() -> None:
+def test_the_room_beside_decodes_grows_with_the_waiting_prompts() -> None:
     budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
     assert [budget.tokens(1, tokens) for tokens in (0, 4096, 4097, 8193, 10**6)] == [512, 512, 1024, 2048, 2048]
     assert Budget(600, 600, 0, inf, mixed_prompt_tokens=512).tokens(100, 10**6) == 600

@@ -9,7 +9,7 @@ def add(pending: PendingFrees, state: SequenceState, slot: int) -> Sequence:
     return one
 
 
-def test_they_are_back_when_the_plan_that_removed_them_is_answered() -> None:
+def test_slots_and_blocks_are_free_when_the_plan_that_took_them_is_answered() -> None:
     pending = PendingFrees()
     first = add(pending, SequenceState.ABORTED, 3)
     pending.mark_sent(1)
@@ -23,7 +23,7 @@ def test_they_are_back_when_the_plan_that_removed_them_is_answered() -> None:
     assert (list(pending), pending.removed_slots) == ([], [])
 
 
-def test_what_no_plan_has_removed_is_not_answered() -> None:
+def test_a_sequence_that_no_plan_has_removed_stays_pending() -> None:
     pending = PendingFrees()
     add(pending, SequenceState.ABORTED, 3)
     assert list(pending.pop_answered(9)) == []
@@ -33,11 +33,11 @@ def test_room_is_being_made_from_the_preemption_to_its_answer() -> None:
     pending = PendingFrees()
     add(pending, SequenceState.ABORTED, 1)
     pending.mark_sent(1)
-    seen = [pending.blocks_admission]
+    blocked = [pending.blocks_admission]
     add(pending, SequenceState.PREEMPTED, 2)
-    seen.append(pending.blocks_admission)
+    blocked.append(pending.blocks_admission)
     pending.mark_sent(2)
-    seen.append(pending.blocks_admission)
+    blocked.append(pending.blocks_admission)
     list(pending.pop_answered(2))
-    seen.append(pending.blocks_admission)
-    assert seen == [False, True, True, False]
+    blocked.append(pending.blocks_admission)
+    assert blocked == [False, True, True, False]

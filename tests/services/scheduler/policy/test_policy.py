@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from pagewire.services.scheduler.policy.block_pool import IntegrityError
-from pagewire.services.scheduler.policy.budget import PROMPT_TOKENS, Budget
+from pagewire.services.scheduler.policy.budget import MIN_PROMPT_TOKENS, Budget
 from pagewire.services.scheduler.policy.policy import MAX_DELAY, MAX_READER_LAG, Policy
 from pagewire.services.scheduler.policy.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
@@ -22,14 +22,17 @@ def sampling(max_tokens: int = 8, stop_ids: tuple[int, ...] = ()) -> Sampling:
 
 @dataclass
 class Engine:
-    """The policy and an executor, with wires between them that the test reads when it likes."""
+    """The policy and an executor, with wires between them that the test reads at its own pace."""
 
     limits: TermLimits
     policy: Policy = field(init=False)
     executor: ModelExecutor = field(init=False)
-    wanted: dict[int, list[int]] = field(default_factory=dict)
+    expected: dict[int, list[int]] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     arrivals: int = 0
+    now: float = 0.0
+    slowest_reader: int | None = None
+    expired: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.policy = Policy(1, self.limits)
@@ -49,15 +52,17 @@ class Engine:
         )
         assert self.policy.limits.fits(sequence)
         self.sequences[sequence.id] = sequence
-        self.wanted[sequence.id] = generate(prompt, max_tokens, list(stop_ids))
+        self.expected[sequence.id] = generate(prompt, max_tokens, list(stop_ids))
         self.policy.add(sequence)
         return sequence
 
     def plan(self) -> int:
         sent = 0
-        while (plan := self.policy.schedule()) is not None:
-            self.executor.plans.append(plan)
+        while (decision := self.policy.schedule(self.now, self.slowest_reader)).plan is not None:
+            self.executor.plans.append(decision.plan)
+            self.expired += decision.expired
             sent += 1
+        self.expired += decision.expired
         self.policy.sequences.check()
         return sent
 
@@ -83,7 +88,7 @@ class Engine:
     def assert_exact(self, *, aborted: frozenset[int] | set[int] = frozenset()) -> None:
         for i, sequence in self.sequences.items():
             got = sequence.tokens[sequence.num_prompt_tokens :]
-            assert got == (self.wanted[i][: len(got)] if i in aborted else self.wanted[i])
+            assert got == (self.expected[i][: len(got)] if i in aborted else self.expected[i])
 
 
 LIMITS = TermLimits(num_blocks=64, block_size=4, max_num_seqs=8, budget=16, window=2)
@@ -140,7 +145,7 @@ def test_a_long_prompt_holds_only_the_blocks_that_the_steps_ahead_fill() -> None
     assert engine.policy.preemptions == 0
 
 
-def test_a_prompt_beside_decodes_holds_what_they_leave_of_the_steps_ahead() -> None:
+def test_a_prompt_beside_decodes_holds_blocks_for_the_room_that_they_leave() -> None:
     engine = make_engine(budget=16, block_size=4, window=2)
     for i in range(6):
         engine.add([i], max_tokens=40)
@@ -163,7 +168,7 @@ def test_a_prompt_beside_decodes_holds_what_they_leave_of_the_steps_ahead() -> N
     engine.assert_exact()
 
 
-def test_blocks_that_are_reserved_for_a_prompt_admit_nobody_else() -> None:
+def test_blocks_reserved_for_a_prompt_admit_no_other_sequence() -> None:
     engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
     engine.add([1] * 100, max_tokens=2)
     other = engine.add([2] * 40, max_tokens=2)
@@ -189,7 +194,7 @@ def test_a_prompt_with_windows_holds_what_they_see_and_ends_under_any_budget(win
     engine.assert_exact()
 
 
-def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
+def test_a_preempted_prompt_gives_up_its_reserved_blocks() -> None:
     engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
     for i in range(3):
         engine.add([i] * 8, max_tokens=20)
@@ -212,13 +217,13 @@ def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
 def test_the_lease_waits_for_the_slowest_reader() -> None:
     engine = make_engine(window=8)
     engine.add([1], max_tokens=40)
-    engine.policy.slowest_reader = 3 - MAX_READER_LAG
+    engine.slowest_reader = 3 - MAX_READER_LAG
     for _ in range(20):
         engine.plan()
         engine.executor.run()
         engine.read(99)
     assert engine.executor.step == 4
-    engine.policy.slowest_reader = None  # it has fallen silent
+    engine.slowest_reader = None  # it has fallen silent
     engine.drain()
     engine.assert_exact()
 
@@ -254,13 +259,13 @@ def test_the_oldest_is_never_preempted() -> None:
     oldest = engine.add([1] * 6, max_tokens=30)
     for i in range(4):
         engine.add([i + 2] * 6, max_tokens=30)
-    seen = set()
+    states = set()
     for _ in range(400):
         engine.plan()
         engine.executor.run()
         engine.read(99)
-        seen.add(oldest.state)
-    assert seen <= {SequenceState.RUNNING, SequenceState.FINISHED}
+        states.add(oldest.state)
+    assert states <= {SequenceState.RUNNING, SequenceState.FINISHED}
     assert engine.policy.preemptions > 0
 
 
@@ -274,13 +279,13 @@ def test_tokens_of_steps_before_a_preemption_are_kept_and_readmission_waits_for_
         if young.state is SequenceState.PREEMPTED:
             break
         engine.read()
-    known = len(young.tokens)
+    length = len(young.tokens)
     assert engine.executor.outputs, "the test needs outputs that are still on the wire"
     while young.state is SequenceState.PREEMPTED:
         assert not engine.plan() or young.slot not in [a.slot for p in engine.executor.plans for a in p.added]
         engine.executor.run()
         engine.read()
-    assert len(young.tokens) >= known
+    assert len(young.tokens) >= length
     engine.drain()
     engine.assert_exact()
 
@@ -314,7 +319,7 @@ def test_the_removal_of_the_last_slot_is_answered_by_an_empty_output() -> None:
     engine.executor.run()
     assert engine.executor.outputs[-1].sequences == b""
     engine.read(99)
-    assert engine.policy.schedule() is None
+    assert engine.policy.schedule(0.0, None).plan is None
 
 
 def test_an_equal_prompt_waits_for_the_blocks_of_the_first_and_shares_them() -> None:
@@ -329,7 +334,7 @@ def test_an_equal_prompt_waits_for_the_blocks_of_the_first_and_shares_them() -> 
     assert second.num_cached_tokens == 16
 
 
-def test_the_last_token_of_a_known_prompt_is_computed_again_since_somebody_must_sample() -> None:
+def test_the_last_token_of_a_cached_prompt_is_computed_again_for_its_logits() -> None:
     engine = make_engine()
     engine.add(list(range(16)))
     engine.drain()
@@ -403,15 +408,15 @@ def test_a_lower_priority_number_goes_first() -> None:
     engine.drain()
 
 
-def test_what_waits_past_its_deadline_gets_no_slot() -> None:
+def test_a_sequence_past_its_deadline_gets_no_slot() -> None:
     engine = make_engine(max_num_seqs=1)
     engine.add([1], max_tokens=3)
     engine.plan()
     late, patient = engine.add([2]), engine.add([3])
     late.deadline = 50.0
-    engine.policy.now = 50.0
+    engine.now = 50.0
     engine.drain()
-    assert engine.policy.expired == [late.id]
+    assert engine.expired == [late.id]
     assert (late.state, len(late.tokens)) == (SequenceState.FINISHED, 1)
     assert len(patient.tokens) == 9
 
@@ -519,7 +524,7 @@ def test_a_long_prompt_is_passed_for_a_bounded_number_of_steps(window: int) -> N
 
 
 def prompt_behind_a_decode(length: int = 6000, **limits: float) -> Engine:
-    """One sequence decodes, or is about to, while the long prompt of another is computed."""
+    """Returns an engine in which one sequence decodes, or is about to, beside the long prompt of another."""
     engine = make_engine(num_blocks=2000, **limits)
     engine.add([2] * 3, max_tokens=100)
     engine.add([1] * length, max_tokens=2)
@@ -527,7 +532,7 @@ def prompt_behind_a_decode(length: int = 6000, **limits: float) -> Engine:
 
 
 def totals_at(engine: Engine, us_per_token: int, rounds: int = 30) -> list[int]:
-    """Runs steps that take so long; the tokens of each."""
+    """Runs steps of this speed; returns the tokens of each."""
     totals = []
     for _ in range(rounds):
         engine.plan()
@@ -553,12 +558,12 @@ def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
     engine = prompt_behind_a_decode(budget=400, max_budget=800)
     totals = totals_at(engine, us_per_token=1500)
     assert totals[0] == 400
-    assert set(totals[-10:]) == {1 + PROMPT_TOKENS}
+    assert set(totals[-10:]) == {1 + MIN_PROMPT_TOKENS}
     engine.drain()
     engine.assert_exact()
 
 
-def test_a_prompt_that_holds_up_nobody_is_computed_in_steps_of_the_usual_size() -> None:
+def test_a_prompt_without_decodes_beside_it_is_computed_in_steps_of_the_usual_size() -> None:
     engine = make_engine(budget=400, max_budget=800, num_blocks=2000)
     engine.add([1] * 6000, max_tokens=2)
     assert set(totals_at(engine, us_per_token=1500, rounds=4)) == {400}
@@ -566,7 +571,7 @@ def test_a_prompt_that_holds_up_nobody_is_computed_in_steps_of_the_usual_size() 
     engine.assert_exact()
 
 
-def test_where_nothing_says_how_far_it_may_grow_the_budget_is_fixed() -> None:
+def test_the_budget_is_fixed_where_the_device_names_no_maximum() -> None:
     engine = prompt_behind_a_decode(budget=400)
     assert set(totals_at(engine, us_per_token=1500, rounds=5)) == {400}
 

@@ -44,8 +44,8 @@ class Cache:
         return one
 
     def match(self, tokens: list[int], salt: str = "") -> list[int] | None:
-        found = self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
-        return None if found is None else found.blocks
+        prefix = self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
+        return None if prefix is None else prefix.blocks
 
 
 TEXT = list(range(100, 120))
@@ -93,7 +93,7 @@ def test_branches_are_followed() -> None:
     assert cache.match([*twig.tokens, 1]) == [*trunk.blocks[:2], *branch.blocks[2:4], *twig.blocks[4:5]]
 
 
-def test_what_was_generated_is_known_too() -> None:
+def test_blocks_of_generated_tokens_are_found_too() -> None:
     cache = Cache()
     one = cache.begin(TEXT[:6])
     cache.compute(one, 6)
@@ -107,7 +107,7 @@ def test_what_was_generated_is_known_too() -> None:
     assert cache.match([*TEXT, 1]) == one.blocks[:4]
 
 
-def test_an_equal_prompt_waits_for_what_is_being_computed() -> None:
+def test_an_equal_prompt_waits_for_blocks_in_progress() -> None:
     cache = Cache()
     one = cache.begin(TEXT)
     assert cache.match(TEXT) is None
@@ -118,7 +118,7 @@ def test_an_equal_prompt_waits_for_what_is_being_computed() -> None:
     assert cache.match(TEXT) == one.blocks[:4]
 
 
-def test_nobody_waits_for_one_that_has_gone() -> None:
+def test_no_sequence_waits_for_one_that_has_gone() -> None:
     cache = Cache()
     one = cache.begin(TEXT)
     cache.compute(one, 10)
@@ -205,7 +205,7 @@ class Windows(Cache):
         return one
 
     def lose(self, block: int) -> None:
-        """What a block holds is overwritten."""
+        """Overwrites the content of a block."""
         self.pool.clock += 1
         self.pool.allocated_at[block] = self.pool.clock
 
@@ -214,8 +214,8 @@ def test_layers_with_a_window_need_the_last_blocks_of_a_prefix_alone() -> None:
     cache = Windows()
     one = cache.computed(TEXT)
     cache.lose(one.blocks[1])  # entry 0 of the window, which leaves it behind
-    found = cache.prefix_cache.match_prefix(sequence([*TEXT, 1]))
-    assert found == (one.blocks[: 2 * 5], one.stamps[: 2 * 5], [3])
+    prefix = cache.prefix_cache.match_prefix(sequence([*TEXT, 1]))
+    assert prefix == (one.blocks[: 2 * 5], one.stamps[: 2 * 5], [3])
     assert cache.match(TEXT[:9]) == [], "behind two entries the window still sees the first"
 
 

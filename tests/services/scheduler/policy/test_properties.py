@@ -1,4 +1,4 @@
-"""Whatever happens between the policy and an executor that lags, nothing is lost, mixed up or starved."""
+"""The policy loses, mixes up and starves nothing, whatever happens between it and an executor that lags."""
 
 import math
 from collections import Counter
@@ -34,17 +34,17 @@ STEPS = 80
 
 
 @dataclass
-class Wanted:
-    """A completion that somebody asked for, over all terms."""
+class Completion:
+    """A requested completion, over all terms."""
 
     sequence: Sequence
     tokens: list[int]
-    """All that it must generate unless it is aborted."""
+    """All tokens that it must generate unless it is aborted."""
     aborted: bool = False
-    others: list["Wanted"] = field(default_factory=list)
+    others: list["Completion"] = field(default_factory=list)
     """The other completions of its beam search, if it is the first of one."""
     rank: int = 0
-    """Which result of a beam search it is."""
+    """Place of the result of a beam search."""
 
 
 class Scheduling(RuleBasedStateMachine):
@@ -76,15 +76,14 @@ class Scheduling(RuleBasedStateMachine):
         )
         self.depth = depth
         self.most = most
-        self.wanted: list[Wanted] = []
-        self.live: dict[int, Wanted] = {}
+        self.completions: list[Completion] = []
+        self.live: dict[int, Completion] = {}
         self.ids = 0
         self.now = 0.0
         self.begin_term(1)
 
     def begin_term(self, term: int) -> None:
         self.policy = Policy(term, self.limits)
-        self.policy.now = self.now
         self.executor = LaggingExecutor(
             self.limits.num_blocks, self.limits.block_size, self.limits.windows, depth=self.depth, most=self.most
         )
@@ -123,15 +122,15 @@ class Scheduling(RuleBasedStateMachine):
             num_prompt_tokens=len(prompt),
             sampling=Sampling(max_tokens, stop_ids=pack(stop_ids)),
             priority=priority,
-            arrival_order=len(self.wanted),
+            arrival_order=len(self.completions),
             arrival_time=self.now,
             deadline=self.now + patience,
             user=user,
         )
         if self.policy.limits.fits(sequence):
-            wanted = Wanted(sequence, generate(prompt, max_tokens, list(stop_ids)))
-            self.wanted.append(wanted)
-            self.submit(wanted, prompt)
+            completion = Completion(sequence, generate(prompt, max_tokens, list(stop_ids)))
+            self.completions.append(completion)
+            self.submit(completion, prompt)
 
     @rule(
         length=st.integers(1, 30),
@@ -158,7 +157,7 @@ class Scheduling(RuleBasedStateMachine):
         user: str,
         patience: float,
     ) -> None:
-        if sum(wanted.sequence.sampling.beam_width > 0 for wanted in self.live.values()) > 3:
+        if sum(completion.sequence.sampling.beam_width > 0 for completion in self.live.values()) > 3:
             return  # in a tiny pool the beams of many are computed anew in every round
         prompt = [(j // 7 + text) % 3 for j in range(length)]
         stop_ids = tuple(range(10)) if stops else ()
@@ -171,7 +170,7 @@ class Scheduling(RuleBasedStateMachine):
                 max_tokens, stop_ids=pack(stop_ids), beam_width=width, length_penalty=penalty, candidates=candidates
             ),
             priority=priority,
-            arrival_order=len(self.wanted),
+            arrival_order=len(self.completions),
             arrival_time=self.now,
             deadline=self.now + patience,
             user=user,
@@ -180,25 +179,26 @@ class Scheduling(RuleBasedStateMachine):
             return
         finished = run_search(BeamSearch(width, max_tokens, penalty, stop_ids), prompt, candidates, next_logprobs)
         group = [
-            Wanted(replace(choice), found.tokens, rank=number) for number, found in enumerate(finished[: min(n, width)])
+            Completion(replace(choice), hypothesis.tokens, rank=number)
+            for number, hypothesis in enumerate(finished[: min(n, width)])
         ]
         group[0].others = group[1:]
-        self.wanted += group
+        self.completions += group
         self.submit_search(group)
 
-    def submit_search(self, group: list[Wanted]) -> None:
-        for wanted in group:
+    def submit_search(self, group: list[Completion]) -> None:
+        for completion in group:
             self.ids += 1
-            wanted.sequence = self.anew(wanted.sequence, wanted.sequence.tokens)
-            self.live[self.ids] = wanted
-        self.policy.beam_search.add([wanted.sequence for wanted in group])
+            completion.sequence = self.anew(completion.sequence, completion.sequence.tokens)
+            self.live[self.ids] = completion
+        self.policy.beam_search.add([completion.sequence for completion in group])
 
-    def submit(self, wanted: Wanted, tokens: list[int]) -> None:
-        """To the policy in force, with the tokens that are known."""
+    def submit(self, completion: Completion, tokens: list[int]) -> None:
+        """Gives the policy a sequence that already has these tokens."""
         self.ids += 1
-        wanted.sequence = self.anew(wanted.sequence, tokens)
-        self.live[self.ids] = wanted
-        self.policy.add(wanted.sequence)
+        completion.sequence = self.anew(completion.sequence, tokens)
+        self.live[self.ids] = completion
+        self.policy.add(completion.sequence)
 
     def anew(self, old: Sequence, tokens: list[int]) -> Sequence:
         return Sequence(
@@ -215,40 +215,42 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 50), steps=st.integers(0, 8))
     def abort(self, choice: int, steps: int) -> None:
-        """While the executor is ahead, by steps that are not read yet."""
+        """Aborts a sequence while the executor is ahead by steps that are not read yet."""
         self.run_ahead(steps)
         if self.live:
-            wanted = [wanted for wanted in self.live.values() if not wanted.rank][choice % self.requests]
-            assert self.policy.abort(wanted.sequence.id)
-            for each in (wanted, *wanted.others):
+            completion = [completion for completion in self.live.values() if not completion.rank][
+                choice % self.requests
+            ]
+            assert self.policy.abort(completion.sequence.id)
+            for each in (completion, *completion.others):
                 self.ended(each, aborted=True)
             self.plan()
 
     @property
     def requests(self) -> int:
-        return sum(not wanted.rank for wanted in self.live.values())
+        return sum(not completion.rank for completion in self.live.values())
 
-    def ended(self, wanted: Wanted, *, aborted: bool) -> None:
-        wanted.aborted = aborted
-        del self.live[wanted.sequence.id]
+    def ended(self, completion: Completion, *, aborted: bool) -> None:
+        completion.aborted = aborted
+        del self.live[completion.sequence.id]
 
     @rule()
     def plan(self) -> None:
-        while True:
+        planned = True
+        while planned:
             prompts = list(self.policy.sequences.prefills.values())
-            if (plan := self.policy.schedule()) is None:
-                break
-            self.assert_admissions(plan, prompts)
-            self.executor.plans_in.send(plan)
-        for sequence in self.policy.expired:
-            assert self.live[sequence].sequence.deadline <= self.now
-            self.ended(self.live[sequence], aborted=True)
-        self.policy.expired.clear()
-        for search in self.policy.beam_search.finished:
-            for choice in search.choices:
-                assert choice.finish
-                self.ended(self.live[choice.id], aborted=False)
-        self.policy.beam_search.finished.clear()
+            decision = self.policy.schedule(self.now, None)
+            for sequence in decision.expired:
+                assert self.live[sequence].sequence.deadline <= self.now
+                self.ended(self.live[sequence], aborted=True)
+            for search in decision.searches:
+                for choice in search.choices:
+                    assert choice.finish
+                    self.ended(self.live[choice.id], aborted=False)
+            planned = decision.plan is not None
+            if decision.plan is not None:
+                self.assert_admissions(decision.plan, prompts)
+                self.executor.plans_in.send(decision.plan)
 
     @rule(count=st.integers(1, 4))
     def deliver_plans(self, count: int) -> None:
@@ -303,20 +305,19 @@ class Scheduling(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 30.0]))
     def let_time_pass(self, seconds: float) -> None:
         self.now += seconds
-        self.policy.now = self.now
 
     @rule(rarely=st.integers(0, 15))
     def lose_executor(self, rarely: int) -> None:
         if not rarely:
-            known = [(wanted, wanted.sequence.tokens) for wanted in self.live.values()]
+            unfinished = [(completion, completion.sequence.tokens) for completion in self.live.values()]
             self.live.clear()
             self.begin_term(self.policy.term + 1)
-            for wanted, tokens in known:
-                if wanted.sequence.sampling.beam_width:
-                    if not wanted.rank:
-                        self.submit_search([wanted, *wanted.others])
+            for completion, tokens in unfinished:
+                if completion.sequence.sampling.beam_width:
+                    if not completion.rank:
+                        self.submit_search([completion, *completion.others])
                 else:
-                    self.submit(wanted, tokens)
+                    self.submit(completion, tokens)
 
     @invariant()
     def books_balance(self) -> None:
@@ -402,9 +403,9 @@ class Scheduling(RuleBasedStateMachine):
         assert not self.policy.num_unfinished
         assert self.policy.pool.num_free == self.limits.num_blocks, "blocks are lost"
         assert not self.executor.slots, "slots are lost"
-        for wanted in self.wanted:
-            got = wanted.sequence.tokens[wanted.sequence.num_prompt_tokens :]
-            assert got == (wanted.tokens[: len(got)] if wanted.aborted else wanted.tokens)
+        for completion in self.completions:
+            got = completion.sequence.tokens[completion.sequence.num_prompt_tokens :]
+            assert got == (completion.tokens[: len(got)] if completion.aborted else completion.tokens)
 
 
 def check(examples: int, *, shrink: bool = True) -> None:

@@ -11,17 +11,17 @@ def tokens(first: int, spans: int) -> list[int]:
 
 
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=12))
-def test_it_holds_what_fits_and_the_last_sequence_first_of_all(room: int, sequences: list[tuple[int, int]]) -> None:
+def test_the_last_prefixes_are_held_as_many_as_fit(room: int, sequences: list[tuple[int, int]]) -> None:
     recent = RecentPrefixes(room * SPAN)
     for first, spans in sequences:
         recent.add(tokens(first, spans))
         held = unpack(recent.packed())
         assert len(held) == len(set(held)) <= room
-        wanted = prefix_hashes(pack(tokens(first, spans)))[:room]
-        assert set(wanted) <= set(held), "of one sequence, its beginning is kept"
+        expected = prefix_hashes(pack(tokens(first, spans)))[:room]
+        assert set(expected) <= set(held), "of one sequence, its beginning is kept"
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     recent = RecentPrefixes(4 * SPAN)
     old, new, newer = tokens(1, 2), tokens(2, 2), tokens(3, 1)
     for sequence in (old, new, old, newer):

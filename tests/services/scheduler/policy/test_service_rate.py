@@ -70,7 +70,7 @@ def lengths_of(choose: Callable[[random.Random], float]) -> Iterator[int]:
     ],
     ids=["equal", "uniform", "exponential", "short-and-long"],
 )
-def test_under_a_constant_load_it_is_the_rate_of_starts(choose: Callable[[random.Random], float]) -> None:
+def test_under_a_constant_load_the_rate_is_that_of_the_starts(choose: Callable[[random.Random], float]) -> None:
     machine = Machine(lengths_of(choose))
     machine.run(200)
     begun = sum(at > 100 for at in machine.starts)
@@ -80,7 +80,7 @@ def test_under_a_constant_load_it_is_the_rate_of_starts(choose: Callable[[random
 
 
 @given(slots=st.integers(1, 64), speed=st.floats(1, 200), length=st.integers(4, 2000))
-def test_it_is_slots_by_time_for_requests_of_one_length(slots: int, speed: float, length: int) -> None:
+def test_for_requests_of_one_length_the_rate_is_slots_by_time(slots: int, speed: float, length: int) -> None:
     rate = ServiceRate(slots)
     generated = 0.0
     for _ in range(200):
@@ -95,7 +95,7 @@ def test_it_is_slots_by_time_for_requests_of_one_length(slots: int, speed: float
         assert rate.starts_per_second(generated) == pytest.approx(slots * speed / length, rel=0.1)
 
 
-def test_before_any_request_has_ended_it_is_known_from_tokens() -> None:
+def test_before_any_request_has_ended_tokens_give_the_rate() -> None:
     machine = Machine(lengths_of(lambda _: 1000))
     machine.run(KNOWN_AFTER - STEP)
     assert machine.estimate() == 0
@@ -148,7 +148,7 @@ def test_requests_that_have_begun_together_are_young() -> None:
     ),
     st.floats(0, 1e6),
 )
-def test_it_is_a_number_whatever_happens(
+def test_the_rate_is_always_a_finite_number(
     slots: int, events: list[tuple[float, int, int, bool, int]], generated: float
 ) -> None:
     rate = ServiceRate(slots)
@@ -161,7 +161,7 @@ def test_it_is_a_number_whatever_happens(
     assert rate.concurrency >= 1
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_observations_are_forgotten() -> None:
     rate = ServiceRate(1)
     for tokens, length in ((1, 5), (10, 50)):
         for _ in range(round(5 * TAU / STEP)):

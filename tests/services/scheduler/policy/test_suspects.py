@@ -8,7 +8,7 @@ def test_a_request_that_fails_alone_is_guilty_at_once() -> None:
     assert suspects.may_run("b")
 
 
-def test_those_of_a_failed_step_run_alone_one_by_one() -> None:
+def test_requests_of_a_failed_step_run_alone_one_by_one() -> None:
     suspects = Suspects()
     assert suspects.step_failed({"b", "a", "c"}) == ""
     assert suspects.on_trial == "a"
@@ -23,7 +23,7 @@ def test_those_of_a_failed_step_run_alone_one_by_one() -> None:
     assert suspects.may_run("stranger")
 
 
-def test_one_lost_executor_blames_nobody() -> None:
+def test_one_lost_executor_makes_no_suspect() -> None:
     """A crash hits a long batch twice by chance."""
     suspects = Suspects()
     assert suspects.executor_lost({"a": 5, "b": 7}) == ""

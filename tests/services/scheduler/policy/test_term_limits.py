@@ -35,9 +35,9 @@ def test_a_sequence_fits_if_the_pool_holds_it_to_its_last_token(prompt: int, max
     [(8, 1, ""), (9, 1, "beam_width must be at most 8"), (8, 32, ""), (8, 34, "KV blocks"), (1, 250, "")],
 )
 def test_a_search_must_fit_with_all_its_beams(width: int, max_tokens: int, reason: str) -> None:
-    found = TermLimits(66, 4, 8, 16, 2, max_candidates=32).beam_search_error(9, beams(width, max_tokens))
-    assert reason in found
-    assert bool(reason) == bool(found)
+    error = TermLimits(66, 4, 8, 16, 2, max_candidates=32).beam_search_error(9, beams(width, max_tokens))
+    assert reason in error
+    assert bool(reason) == bool(error)
 
 
 def test_a_search_needs_a_device_that_reports_its_candidates() -> None:

@@ -60,7 +60,7 @@ def test_users_get_equal_tokens_and_not_equal_requests() -> None:
     assert abs(tokens["long"] - tokens["short"]) <= 300
 
 
-def test_what_is_generated_counts_too() -> None:
+def test_generated_tokens_are_charged_too() -> None:
     queue = queue_of(*(sequence(user=user) for user in "abab"))
     queue.charge("a", 100)
     assert [s.user for s in queue.in_order()] == ["b", "b", "a", "a"]
@@ -94,11 +94,11 @@ def test_the_order_does_not_change_when_sequences_are_removed() -> None:
     waiting = [sequence(user=user) for user in "ababab"]
     queue = queue_of(*waiting)
     ordered = list(queue.in_order())
-    seen = []
+    order = []
     for one in queue.in_order():
         queue.remove(one)
-        seen.append(one)
-    assert seen == ordered
+        order.append(one)
+    assert order == ordered
     assert len(queue) == 0
 
 

@@ -53,7 +53,7 @@ class Scene:
         self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
         self.admission = Admission(self.bus, "m", self.peers, lambda: 0, None)
         self.dispatcher = Dispatcher(
-            self.bus, self.peers, ReplicaRouter(self.bus, "m"), self.monitor, self.admission, "m"
+            self.bus, self.peers, ReplicaRouter(self.bus, self.peers, "m"), self.monitor, self.admission, "m"
         )
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 

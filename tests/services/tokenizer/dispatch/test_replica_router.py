@@ -12,7 +12,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
-from pagewire.shared.process.peers import SILENCE
+from pagewire.shared.process.peers import SILENCE, Peers
 from pagewire.shared.subjects import ANY
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +106,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker())
-        self.router = ReplicaRouter(self.bus, "m")
+        self.router = ReplicaRouter(self.bus, Peers(self.bus), "m")
 
     async def beat(self, scheduler: str, running: int = 0, waiting: int = 0, *, ready: bool = True) -> None:
         load = {"running": float(running), "waiting": float(waiting)}
@@ -131,7 +131,8 @@ async def scene() -> Scene:
 
 
 async def test_nothing_known_goes_to_any() -> None:
-    assert ReplicaRouter(MemoryBus(MemoryBroker()), "m").choose(work()) == subjects.ANY
+    bus = MemoryBus(MemoryBroker())
+    assert ReplicaRouter(bus, Peers(bus), "m").choose(work()) == subjects.ANY
 
 
 async def test_the_one_that_has_the_prefix_gets_it(scene: Scene) -> None:

@@ -22,7 +22,9 @@ class Engine:
         self.policy = Policy(1, TermLimits(num_blocks, block_size, slots, 16, window, max_candidates=32))
         self.executor = ModelExecutor(num_blocks, block_size)
         self.plans: list[Plan] = []
-        self.found: dict[int, list[Sequence]] = {}
+        self.results: dict[int, list[Sequence]] = {}
+        self.expired: list[int] = []
+        self.now = 0.0
         self.ids = 0
 
     def sequence(self, prompt: list[int], sampling: Sampling, **fields: float) -> Sequence:
@@ -43,26 +45,32 @@ class Engine:
         stop_ids: tuple[int, ...] = (),
         **fields: float,
     ) -> int:
-        """The id of a new search."""
+        """Begins a search; returns its id."""
         sampling = Sampling(max_tokens, stop_ids=pack(stop_ids), beam_width=width, candidates=width + len(stop_ids))
         choices = [self.sequence(prompt, sampling, **fields) for _ in range(n)]
         self.policy.beam_search.add(choices)
         return choices[0].id
 
     def step(self) -> bool:
-        """One exchange; whether anything happened."""
-        while (plan := self.policy.schedule()) is not None:
-            self.plans.append(plan)
-            self.executor.plans.append(plan)
-        for search in self.policy.beam_search.finished:
-            self.found[search.choices[0].id] = list(search.choices)
-        self.policy.beam_search.finished.clear()
+        """Exchanges plans and steps once; returns whether the executor did anything."""
+        while self.plan():
+            pass
         self.policy.sequences.check()
         moved = self.executor.run()
         while self.executor.outputs:
             self.policy.on_step(self.executor.outputs.popleft())
             self.policy.sequences.check()
         return moved
+
+    def plan(self) -> bool:
+        """Sends the next plan; returns whether there was one."""
+        plan, _, expired, searches = self.policy.schedule(self.now, None)
+        self.expired += expired
+        self.results |= {search.choices[0].id: list(search.choices) for search in searches}
+        if plan is not None:
+            self.plans.append(plan)
+            self.executor.plans.append(plan)
+        return plan is not None
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -78,9 +86,9 @@ class Engine:
         self, search: int, prompt: list[int], width: int, max_tokens: int = 8, stop_ids: tuple[int, ...] = ()
     ) -> None:
         count = width + len(stop_ids)
-        wanted = run_search(BeamSearch(width, max_tokens, 1.0, stop_ids), prompt, count, next_logprobs)
-        choices = self.found[search]
-        for choice, hypothesis in zip(choices, wanted, strict=False):
+        expected = run_search(BeamSearch(width, max_tokens, 1.0, stop_ids), prompt, count, next_logprobs)
+        choices = self.results[search]
+        for choice, hypothesis in zip(choices, expected, strict=False):
             assert choice.tokens[choice.num_prompt_tokens :] == hypothesis.tokens
             assert choice.finish == hypothesis.finish
 
@@ -88,7 +96,7 @@ class Engine:
 @pytest.mark.parametrize("window", [1, 2, 8])
 @pytest.mark.parametrize("width", [1, 2, 5])
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
-def test_a_search_finds_what_it_would_find_alone(window: int, width: int, length: int) -> None:
+def test_a_search_has_the_result_that_it_has_alone(window: int, width: int, length: int) -> None:
     engine = Engine(window=window)
     prompt = list(range(length))
     search = engine.search(prompt, width, n=width, stop_ids=(1, 2, 3))
@@ -172,7 +180,7 @@ def test_a_search_may_be_aborted_at_any_moment(steps: int) -> None:
     other = engine.add([9, 9], max_tokens=6)
     for _ in range(steps):
         engine.step()
-    assert engine.policy.abort(search) == (search not in engine.found)
+    assert engine.policy.abort(search) == (search not in engine.results)
     assert not engine.policy.abort(search)
     engine.policy.sequences.check()
     engine.drain()
@@ -185,10 +193,10 @@ def test_a_search_that_waits_past_its_deadline_ends_with_all_its_choices() -> No
     late = engine.search([4, 5, 6], 4, max_tokens=9, n=3, deadline=5.0)
     for _ in range(4):
         engine.step()
-    engine.policy.now = 6.0
+    engine.now = 6.0
     engine.drain()
-    assert set(range(late, late + 3)) <= set(engine.policy.expired)
-    assert search in engine.found or search in engine.policy.expired
+    assert set(range(late, late + 3)) <= set(engine.expired)
+    assert search in engine.results or search in engine.expired
 
 
 def test_the_caller_knows_a_beam_by_the_choices_of_its_search() -> None:
@@ -203,7 +211,7 @@ def test_the_caller_knows_a_beam_by_the_choices_of_its_search() -> None:
     assert single.caller_ids == (other.id,)
 
 
-def test_what_the_device_picks_for_a_beam_ends_nothing() -> None:
+def test_the_tokens_sampled_for_a_beam_do_not_end_it() -> None:
     """Neither its stop ids nor its length are the device's to judge."""
     engine = Engine()
     search = engine.search([1, 2, 3], 3, max_tokens=5, stop_ids=tuple(range(25)))
@@ -211,5 +219,5 @@ def test_what_the_device_picks_for_a_beam_ends_nothing() -> None:
     added = engine.plans[0].added[0]
     assert added.sampling.stop_ids == b""
     assert added.sampling.max_tokens == 6
-    assert {choice.finish for choice in engine.found[search]} <= {Finish.STOP, Finish.LENGTH}
-    assert NO_TOKEN not in engine.found[search][0].tokens
+    assert {choice.finish for choice in engine.results[search]} <= {Finish.STOP, Finish.LENGTH}
+    assert NO_TOKEN not in engine.results[search][0].tokens

@@ -1,4 +1,4 @@
-"""Who gets which block when sequences are forked."""
+"""Each fork gets the blocks that it shares, and its own."""
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,9 @@ def table(num_blocks: int) -> SequenceTable:
 
 
 def parent(sequences: SequenceTable, computed: int, slot: int = 0) -> Sequence:
-    made = sequence(computed + 1, slot=slot, position_limit=computed)
-    sequences.extend(made, -(-computed // SIZE))
-    return made
+    parent = sequence(computed + 1, slot=slot, position_limit=computed)
+    sequences.extend(parent, -(-computed // SIZE))
+    return parent
 
 
 def child(of: Sequence) -> Sequence:
@@ -53,7 +53,7 @@ def test_full_blocks_are_shared_and_each_gets_a_new_one() -> None:
 
 
 @pytest.mark.parametrize(("max_forks", "spare"), [(2, 9), (9, 0)])
-def test_those_who_need_no_copy_come_first(max_forks: int, spare: int) -> None:
+def test_children_that_need_no_copy_come_first(max_forks: int, spare: int) -> None:
     sequences = table(4 + spare)
     one, two = parent(sequences, 5, slot=0), parent(sequences, 5, slot=1)
     a, b, c = child(one), child(one), child(two)
@@ -69,7 +69,7 @@ def test_those_who_need_no_copy_come_first(max_forks: int, spare: int) -> None:
     spare=st.integers(0, 8),
     max_forks=st.integers(0, 8),
 )
-def test_nothing_is_lost_and_nobody_writes_to_a_shared_block(
+def test_no_block_is_lost_and_no_shared_block_is_written(
     computed: list[int], parent_indices: list[int], spare: int, max_forks: int
 ) -> None:
     sequences = table(16 + spare)

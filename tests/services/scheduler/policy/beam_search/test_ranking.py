@@ -26,7 +26,7 @@ def search(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_finds_what_transformers_finds(name: str) -> None:
+def test_the_result_is_that_of_transformers(name: str) -> None:
     ends = set()
     for case in beam_cases(name):
         beams = BeamSearch(case.width, case.max_tokens, case.length_penalty, case.stop_ids)
@@ -47,10 +47,10 @@ def test_widths_penalties_and_ends_of_text(width: int, penalty: float, stops: tu
     finished = run_search(beams, prompt, width + len(stops), partial(reference_logprobs, folder))
     assert len(finished) == width
     if width > 1:  # transformers searches greedily with one beam
-        wanted = transformers_beams(
+        expected = transformers_beams(
             folder, prompt, width=width, n=width, length_penalty=penalty, max_tokens=10, stop_ids=stops
         )
-        assert [hypothesis.tokens for hypothesis in finished] == wanted
+        assert [hypothesis.tokens for hypothesis in finished] == expected
 
 
 def test_the_prompt_is_one_beam_and_has_the_best_continuations_as_beams() -> None:
