@@ -29,7 +29,7 @@ decodes grows with them, and time to first token and time between tokens grow to
 MIXED_GROWTH = 4
 """Greatest factor by which that room grows."""
 SIZES_PER_OCTAVE = 4
-"""Sizes of the steps that a GPU has graphs for, from one power of two to the next. A step between two sizes takes as long
+"""Sizes of steps that a GPU has graphs for, from one power of two to the next. A step between two of them takes as long
 as the larger one."""
 
 
