@@ -105,7 +105,11 @@ def main(arguments: list[str]) -> int:
     print()
     print("\n".join(sieges_table(sieges)))
     write(
-        given.output, "attack", arguments, floods=[asdict(each) for each in growths], sieges=[asdict(s) for s in sieges]
+        given.output,
+        parser.prog,
+        arguments,
+        floods=[asdict(each) for each in growths],
+        sieges=[asdict(each) for each in sieges],
     )
     return 0
 

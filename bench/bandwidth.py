@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     kernels = CpuKernels(build.load(), given.threads)
     runs = [measure(kernels, scheme, given.layers, given.turns) for scheme in given.schemes]
     print("\n".join(table(runs)))
-    write(given.output, "bandwidth", arguments, threads=given.threads, runs=[asdict(run) for run in runs])
+    write(given.output, parser.prog, arguments, threads=given.threads, runs=[asdict(run) for run in runs])
     return 0
 
 

@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
         run = asyncio.run(measure(settings, given.seed, given.minutes * 60, given.kinds, given.clients))
         print("\n".join(report(run)))
         runs.append(run)
-    write(given.output, "chaos", arguments, runs=[_raw(run) for run in runs])
+    write(given.output, parser.prog, arguments, runs=[_raw(run) for run in runs])
     return int(any(run.failed for run in runs))
 
 

@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
         cases += pair
         for case in pair:
             print(line(case, pair[1].ms / case.ms), flush=True)
-    write(given.output, "cpu_step", arguments, runs=[asdict(case) for case in cases])
+    write(given.output, parser.prog, arguments, runs=[asdict(case) for case in cases])
     return 0
 
 

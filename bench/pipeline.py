@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     if given.waiting:
         print()
         print("\n".join(waiting_table(runs)))
-    write(given.output, "pipeline", arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
+    write(given.output, parser.prog, arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
     return 0
 
 

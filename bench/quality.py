@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(differences(questions, runs, reference)))
     both = [*runs, *([reference] if reference else [])]
     found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in both]
-    write(given.output, "quality", arguments, model=given.model, runs=found)
+    write(given.output, parser.prog, arguments, model=given.model, runs=found)
     return 0
 
 

@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
     print("\n".join(table(figures)))
     for reason in sorted({record.error for record in records if record.error})[:5]:
         print(f"failed: {reason}", file=sys.stderr)
-    write(given.output, "serve", arguments, model=model, figures=figures, records=[asdict(each) for each in records])
+    write(given.output, parser.prog, arguments, model=model, figures=figures, records=list(map(asdict, records)))
     return 1 if figures["failed"] else 0
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from pagewire.bench._common.loads import Request
 from pagewire.bench._gpu import load as module
 from pagewire.bench._gpu.load import LoadRun, figures, load, table, write_model
-from pagewire.bench._simulation.pipeline import Request
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.model_folder import read_config
 from tests.bench.gpu.cases import MODEL
