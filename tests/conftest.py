@@ -11,6 +11,8 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.progress import Progress
+
 # The tests and the services that they start share two cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -39,8 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "pipeline" not in item.path.parts)
 
 
-def pytest_configure() -> None:
-    """Imports for the collection of tests leave no garbage to search for."""
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Has progress shown, but by no worker; imports for the collection of tests leave no garbage to search for."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(terminal.write_line))
     gc.disable()
 
 
