@@ -11,7 +11,9 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
+from pagewire import AsyncClient
 from tests.support.progress import Progress
+from tests.support.waiting import PATIENCE
 
 # The tests and the services that they start share two cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,7 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Has progress shown, but by no worker; imports for the collection of tests leave no garbage to search for."""
+    """Shows progress, but not in a worker, and gives requests a deadline that no machine is too slow for.
+
+    Imports for the collection of tests leave no garbage to search for.
+    """
+    defaults = AsyncClient.stream.__kwdefaults__
+    assert defaults is not None
+    defaults["timeout"] = PATIENCE
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(terminal.write_line))

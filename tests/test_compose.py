@@ -113,7 +113,7 @@ async def test_it_serves_a_request(tmp_path: Path) -> None:
         moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
         place = [flag, str(moved), "--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
         running.enter_context(process([script, secrets, *place], services["nats"]["environment"]))
-        await until(lambda: listens(nats), timeout=30)
+        await until(lambda: listens(nats))
         environments = {}
         for name in SERVICES:
             secrets = mount(tmp_path / name, services[name])
@@ -122,7 +122,7 @@ async def test_it_serves_a_request(tmp_path: Path) -> None:
                 environment |= {"PAGEWIRE_HOST": "127.0.0.1", "PAGEWIRE_PORT": http}
             environments[name] = {key: str(value).replace(folder, secrets) for key, value in environment.items()}
             running.enter_context(process(command_of(services[name]), environments[name]))
-        await until(lambda: ready("gateway", environments["gateway"]), timeout=60)
+        await until(lambda: ready("gateway", environments["gateway"]))
         assert all(ready(name, environments[name]) for name in SERVICES)
         key = SECRETS["PAGEWIRE_API_KEY"]
         with openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key=key, max_retries=0) as client:

@@ -7,25 +7,24 @@ from tests.support.progress import INTERVAL, Progress
 
 
 def report(*, passed: bool, when: str = "call") -> Any:
-    return SimpleNamespace(passed=passed, failed=not passed, when=when)
+    return SimpleNamespace(outcome="passed" if passed else "failed", failed=not passed, when=when)
 
 
 def test_a_line_comes_once_a_minute() -> None:
     lines: list[str] = []
-    now = 0.0
-    progress = Progress(lines.append, lambda: now)
+    times = iter((0.0, 1.0, INTERVAL + 1, INTERVAL + 2, 2 * INTERVAL + 2))
+    progress = Progress(lines.append, lambda: next(times))
     progress.pytest_xdist_node_collection_finished(None, ["a", "b", "c", "d"])
-    for now in (1.0, INTERVAL + 1, INTERVAL + 2):
+    for _ in range(3):
         progress.pytest_runtest_logfinish()
     assert lines == ["1 min: 2 of 4 tests"]
     progress.pytest_runtest_logreport(report(passed=False))
-    now = 2 * INTERVAL + 2
     progress.pytest_runtest_logfinish()
     assert lines[1:] == ["2 min: 4 of 4 tests, 1 failed"]
 
 
-def test_only_a_test_that_has_passed_leaves_no_letter() -> None:
+def test_a_test_that_has_ended_leaves_no_letter() -> None:
     progress = Progress(print)
-    assert progress.pytest_report_teststatus(report(passed=True)) == ("passed", "", "")
-    assert progress.pytest_report_teststatus(report(passed=False)) is None
-    assert progress.pytest_report_teststatus(report(passed=True, when="setup")) is None
+    assert progress.pytest_report_teststatus(report(passed=True)) == ("passed", "", "PASSED")
+    assert progress.pytest_report_teststatus(report(passed=False)) == ("failed", "", "FAILED")
+    assert progress.pytest_report_teststatus(report(passed=False, when="setup")) is None

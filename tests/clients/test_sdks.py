@@ -21,6 +21,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.openai_description import CheckedTransport
+from tests.support.waiting import PATIENCE
 
 KEY, MODEL, PROMPT = "secret", "bundled", "Once upon a time"
 CONTEXT, LONG = 512, 300
@@ -85,7 +86,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
     transport = CheckedTransport()
-    with httpx2.Client(transport=transport, timeout=60) as http:
+    with httpx2.Client(transport=transport, timeout=PATIENCE) as http:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http)
     assert transport.checked
 

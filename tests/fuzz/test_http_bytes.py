@@ -18,6 +18,7 @@ from pagewire.shared.process.listener import listen
 from tests.fuzz.fuzzing import fuzz, mutated
 from tests.services.gateway.http_client import start_gateway
 from tests.support.responder import MODEL
+from tests.support.waiting import PATIENCE
 
 BODY = b'{"model": "%s", "prompt": "x", "stream": true}' % MODEL.encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -73,7 +74,7 @@ async def exchange(port: int, pieces: list[bytes]) -> bytes:
             await asyncio.sleep(0)
         if not writer.transport.is_closing():
             writer.write_eof()
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), PATIENCE)
     except ConnectionError:
         return b""
     finally:

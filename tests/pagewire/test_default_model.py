@@ -4,15 +4,13 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from pagewire import Client, SamplingParams
 from pagewire.shared.models.model_folder import eos_ids, read_config
 from tests.pagewire.serving import run, serving
 from tests.support.default_model import default_model
 
 LOAD = """
-import sys, time
+import sys
 from pathlib import Path
 import gguf, torch
 from pagewire.services.executor.models.registry import load_model
@@ -20,9 +18,9 @@ from pagewire import Client, SamplingParams
 from pagewire.shared.models.model_folder import read_config
 def status(key):
     return int(Path("/proc/self/status").read_text().partition(key + ":")[2].split()[0]) << 10
-before, began = status("VmRSS"), time.monotonic()
+before = status("VmRSS")
 model = load_model(Path(sys.argv[1]), read_config(Path(sys.argv[1])), "bfloat16")
-print(time.monotonic() - began, status("VmHWM") - before, sum(value.nbytes for value in model.parameters()))
+print(status("VmHWM") - before, sum(value.nbytes for value in model.parameters()))
 """
 
 
@@ -49,13 +47,11 @@ def test_it_ends_at_either_of_its_ends() -> None:
     assert read_config(path)["max_position_embeddings"] == 8192
 
 
-@pytest.mark.alone
-def test_it_loads_in_three_seconds_and_little_more_than_its_memory() -> None:
+def test_it_loads_in_little_more_than_its_memory() -> None:
     done = subprocess.run([sys.executable, "-c", LOAD, default_model()], capture_output=True, text=True, check=True)
-    seconds, grown, final = map(float, done.stdout.split())
+    grown, final = map(int, done.stdout.split())
     assert final > 250 << 20
     assert grown < 1.3 * final
-    assert seconds < 3
 
 
 def test_commands_know_it() -> None:

@@ -14,6 +14,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
 from pagewire.services.gateway.openapi import ROUTES, fields
 from pagewire.shared.settings.config import Settings
+from tests.support.waiting import PATIENCE
 
 HUGE = [2**64, -(2**64), 10**30]
 KEY = "a-key-for-everyone"
@@ -57,7 +58,7 @@ def post(url: str, body: Any, path: str = "/v1/completions", scheme: str = "Bear
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     headers = {"Authorization": f"{scheme} {KEY}"}
     # Without `verify`, it would read the certificates of all authorities for each request.
-    return httpx.post(url + path, content=data, headers=headers, timeout=30, verify=False)
+    return httpx.post(url + path, content=data, headers=headers, timeout=PATIENCE, verify=False)
 
 
 @pytest.mark.parametrize("number", HUGE)
@@ -193,7 +194,7 @@ def test_a_prompt_beyond_the_context_is_refused(url: str, path: str, stream: boo
 
 @pytest.mark.parametrize("path", VALID)
 def test_a_body_of_100_mb_is_refused_before_it_is_read(url: str, path: str) -> None:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
     connection.putrequest("POST", path)
     connection.putheader("Authorization", f"Bearer {KEY}")
     connection.putheader("Content-Length", str(100_000_000))

@@ -17,6 +17,7 @@ from tests.support.beam import BeamCase, beam_cases, transformers_beams
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.greedy import cases
 from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +116,7 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
             deep.set()
 
     subscription = await pipeline.bus.subscribe(f"{subjects.STEPS}.*", count)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await deep.wait()
     await subscription.unsubscribe()
 

@@ -11,6 +11,7 @@ from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio]
 
@@ -51,4 +52,4 @@ async def test_no_stream_is_left_without_work() -> None:
                     os.kill(broker.pid, signal.SIGKILL)
                     await broker.wait()
                     await broker.start()
-                    assert await asyncio.wait_for(asking, 40) == wanted, delay
+                    assert await asyncio.wait_for(asking, PATIENCE) == wanted, delay

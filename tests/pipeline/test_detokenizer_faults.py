@@ -26,7 +26,7 @@ from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings
 from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -110,10 +110,10 @@ class World:
             await reader.send()
         at = 0.0
         if fault:
-            await until(lambda: sum(reader.tokens for reader in readers) > count * TOKENS // 5, timeout=60)
+            await until(lambda: sum(reader.tokens for reader in readers) > count * TOKENS // 5)
             at = time.monotonic()
             await strike(fault)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE):
             answers: list[object] = [await reader.answer() for reader in readers]
         answers.append(await ours)
         return answers, readers, at
@@ -129,11 +129,11 @@ class World:
                 pairs = zip(delta.token_ids, delta.logprobs, strict=True)
                 found[number] += [(token, told[token].logprob) for token, told in pairs]
 
-        async with asyncio.timeout(90), asyncio.TaskGroup() as streams:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as streams:
             for number in range(REPORTING):
                 streams.create_task(read(number))
             if fault:
-                await until(lambda: sum(map(len, found)) > REPORTING * TOKENS // 5, timeout=60)
+                await until(lambda: sum(map(len, found)) > REPORTING * TOKENS // 5)
                 await strike(fault)
         return found
 
@@ -203,7 +203,6 @@ async def test_log_probabilities_that_the_successor_lacks_are_generated_again() 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("detokenizers", [1, 2])
 async def test_every_one_of_many_streams_ends_once_and_exactly(detokenizers: int) -> None:
     async with world(detokenizers) as found:

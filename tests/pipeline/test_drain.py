@@ -22,7 +22,7 @@ from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
 from tests.support.freezing import freeze
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -43,7 +43,7 @@ def settings(**changes: object) -> Settings:
 
 async def refusal_of(client: AsyncClient) -> Unavailable:
     """How a request over NATS is refused. One that comes before the tokenizer stops is accepted, and waits."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await client.generate(PROMPTS[0], SAMPLING, timeout=1)
@@ -55,7 +55,7 @@ async def refusal_of(client: AsyncClient) -> Unavailable:
 
 async def until_stopping(served: Served) -> None:
     """Returns once `/health` says that the server stops; a frozen executor alone is another reason for a 503."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while "stopping" not in await asyncio.to_thread(health, served):
             pass
 
@@ -63,7 +63,7 @@ async def until_stopping(served: Served) -> None:
 def health(served: Served) -> str:
     """What `/health` says."""
     try:
-        with urllib.request.urlopen(f"{served.http}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"{served.http}/health", timeout=PATIENCE) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:
@@ -170,7 +170,7 @@ async def load(address: Address, client: AsyncClient, streams: int) -> AsyncIter
         for number in range(streams):
             tasks.create_task(made.run(number))
         try:
-            await until(lambda: made.ended >= streams or made.failed, timeout=60)
+            await until(lambda: made.ended >= streams or made.failed)
             yield made
         finally:
             made.running = False
@@ -181,12 +181,11 @@ async def restart(stack: Stack, service: str, running: Load) -> None:
     """Ends a service and returns once its successor is ready and the old process has ended."""
     (old,) = processes(service)
     os.kill(old, signal.SIGTERM)
-    await until(lambda: processes(service) not in ([], [old]) or running.failed, timeout=60)
-    await until(lambda: old not in processes(service) or running.failed, timeout=60)
+    await until(lambda: processes(service) not in ([], [old]) or running.failed)
+    await until(lambda: old not in processes(service) or running.failed)
     await stack.ready()
 
 
-@pytest.mark.timeout(300)
 async def test_a_rolling_restart_loses_nothing() -> None:
     async with Stack(settings()) as stack:
         address = await stack.ready()
@@ -195,7 +194,7 @@ async def test_a_rolling_restart_loses_nothing() -> None:
                 running.pause = 0.0
                 await restart(stack, service, running)
                 enough = running.ended + STREAMS
-                await until(lambda enough=enough: running.ended > enough or running.failed, timeout=60)  # type: ignore[misc]
+                await until(lambda enough=enough: running.ended > enough or running.failed)  # type: ignore[misc]
                 print(f"{service}: longest pause {running.pause:.2f} s")
                 assert running.failed == [], service
 
@@ -235,13 +234,13 @@ async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_res
         async with AsyncClient(served.nats) as client:
             wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
             many = Many(served, client, STOPPED)
-            await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks), timeout=60)
+            await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks))
             (executor,) = processes("executor", served.process.pid)
             await freeze(executor)
             # The tokens of all other streams may exist by now, and the stack would end with the last of these streams.
             late = client.stream(PROMPTS[0], SAMPLING)
             last = asyncio.create_task(text_of(late))
-            await until(lambda: late.prompt_tokens is not None or last.done(), timeout=30)
+            await until(lambda: late.prompt_tokens is not None or last.done())
             assert not last.done()
             served.process.send_signal(signal.SIGTERM)
             await until_stopping(served)
@@ -265,7 +264,7 @@ async def test_a_second_signal_ends_a_stack_at_once() -> None:
     with serve() as served:
         async with AsyncClient(served.nats) as client:
             many = Many(served, client, STOPPED)
-            await until(lambda: many.begun, timeout=60)
+            await until(lambda: many.begun)
             served.process.send_signal(signal.SIGTERM)
             await until_stopping(served)
             served.process.send_signal(signal.SIGTERM)

@@ -95,7 +95,6 @@ async def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
 async def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
     """In float32, whose products are IEEE's on this device."""

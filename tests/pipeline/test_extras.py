@@ -115,7 +115,7 @@ async def check_times(client: AsyncClient) -> None:
         parts = (metrics.queued_time, metrics.prefill_time, metrics.decode_time)
         assert all(part is not None and part >= 0 for part in parts)
         assert sum(part or 0 for part in parts) == pytest.approx(metrics.e2e_latency, abs=1e-3)
-        assert 0 < metrics.e2e_latency < 30
+        assert metrics.e2e_latency > 0
 
 
 async def check_whole_vocabulary(client: AsyncClient) -> None:

@@ -13,7 +13,7 @@ from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.anyio
 
 SETTINGS = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=400, seed=1, log_level="error")
 TOKENS = 160

@@ -17,7 +17,7 @@ from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import SERVICES, Pipeline, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 CHOICES, TOKENS = 3, 8
 SAME = {

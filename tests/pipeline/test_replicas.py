@@ -23,7 +23,6 @@ async def executors(url: str) -> list[Stats]:
         await bus.close()
 
 
-@pytest.mark.timeout(120)
 async def test_streams_of_two_replicas_survive_the_death_of_a_scheduler_and_of_an_executor() -> None:
     settings = Settings(
         model=str(checkpoint("llama")),

@@ -18,9 +18,9 @@ from pagewire.embedded.stack import Address, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.collector import Received, collector
 from tests.support.model_folders import change, model_folder
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 CALLER = "b7ad6b7169203331"
 TOKENS = 200
@@ -62,7 +62,7 @@ class Traced:
         }
         headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
         events: list[dict[str, object]] = []
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
             await client.get(f"{self.address.http}/livez")  # so that the time has no connection in it
             began = time.time()
             async with client.stream(
@@ -81,7 +81,7 @@ class Traced:
     async def of(self, trace: str, names: Iterable[str]) -> list[Received]:
         """The spans of a trace without those of steps, once all of these names are there, as often as given."""
         wanted = Counter(names)
-        await until(lambda: wanted <= Counter(span.name for span in self.spans if span.trace_id == trace), timeout=20)
+        await until(lambda: wanted <= Counter(span.name for span in self.spans if span.trace_id == trace))
         return [span for span in self.spans if span.trace_id == trace and span.name != "step"]
 
 
@@ -194,7 +194,7 @@ async def test_the_life_of_requests(traced: Traced) -> None:
         (fails, {"timeout_ms": 100, "sampling": {"max_tokens": TOKENS, "ignore_eos": True}}),
     ):
         data = json.dumps(body | changes).encode()
-        await client.request("pagewire.v1.generate.tiny", data, timeout=20, headers=headers)
+        await client.request("pagewire.v1.generate.tiny", data, timeout=PATIENCE, headers=headers)
     await client.close()
     spans = await traced.of("f" * 32, ["receive", "queue", "admit", "run", "stream"])
     (stream,) = [span for span in spans if span.failed]

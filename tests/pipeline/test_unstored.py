@@ -10,6 +10,7 @@ from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,7 @@ async def test_a_request_that_was_never_stored_is_sent_again(monkeypatch: pytest
 
         monkeypatch.setattr(NatsStore, "put_work", put_work_later)
         tokens: list[int] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for delta in pipeline.client.stream([5, 6, 7], SAMPLING):
                 tokens += delta.token_ids
         assert tokens == wanted.choices[0].token_ids

@@ -1,4 +1,4 @@
-"""One line of progress a minute instead of a dot per test: a run of many minutes is seen to live."""
+"""One line of progress a minute instead of a letter per test: a run of many minutes is seen to live."""
 
 import time
 from collections.abc import Callable
@@ -43,6 +43,6 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Leaves out the dot of a test that has passed."""
-        passed = report.passed and report.when == "call" and not hasattr(report, "wasxfail")
-        return ("passed", "", "") if passed else None
+        """Leaves out the letter of a test that has passed or failed: the lines count them."""
+        plain = report.when == "call" and report.outcome != "skipped" and not hasattr(report, "wasxfail")
+        return (report.outcome, "", report.outcome.upper()) if plain else None

@@ -51,7 +51,6 @@ def test_a_written_model_is_one_that_the_executor_loads(tmp_path: Path, config: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_both_engines_serve_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(draw: Any, count: int) -> list[Request]:
         return [Request(0.0, draw.choices(range(90), k=6), 4) for _ in range(count)]

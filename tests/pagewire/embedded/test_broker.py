@@ -26,7 +26,7 @@ from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError,
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ class TestCredentials:
                     await nats.connect(server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX)
             client = await connect_client(server, api_key='a "key" with $IGNS \\')
             with pytest.raises(NotPermitted):
-                await client.request(subjects.CLAIM, b"", timeout=30)
+                await client.request(subjects.CLAIM, b"", timeout=PATIENCE)
             await client.close()
 
     async def test_a_refusal_does_not_show_the_password(self, server: Broker) -> None:
@@ -117,12 +117,9 @@ class TestPort:
 
 
 class TestLife:
-    async def test_it_is_ready_in_well_under_a_second_and_leaves_nothing(self) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+    async def test_a_stopped_server_leaves_no_process(self) -> None:
         broker = Broker(port=0)
         await broker.start()
-        assert loop.time() - started < 1.0
         pid = broker.pid
         await broker.stop()
         assert not alive(pid)
@@ -246,7 +243,7 @@ class TestFullDisk:
         await ready
         assert not failed.is_set()
         lines.feed_data(self.FAILURE)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await failed.wait()
         lines.feed_eof()
         await reading

@@ -15,7 +15,7 @@ import pytest
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import INSTANCE
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
     supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 2)
     supervisor.cancel()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.wait({supervisor})
     assert not any(alive(pid) for pid in pids(tmp_path))
 
@@ -226,7 +226,7 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(source))
     try:
-        await until(lambda: len(pids(tmp_path)) == 2, timeout=60)
+        await until(lambda: len(pids(tmp_path)) == 2)
     finally:
         supervisor.kill()
         await supervisor.wait()

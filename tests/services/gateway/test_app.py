@@ -17,7 +17,7 @@ from pagewire.shared.process import peers
 from tests.services.gateway.http_client import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 async def test_alive_whatever_the_others_do(gateway: Gateway) -> None:

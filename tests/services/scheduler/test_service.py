@@ -35,7 +35,7 @@ from pagewire.shared.process.peers import SILENCE
 from pagewire.shared.settings.config import STEP_TOKENS, Settings
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 MODEL = "tiny"
 SLOTS = 8
@@ -168,7 +168,7 @@ class Detokenizer:
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -722,7 +722,7 @@ class TestDrain:
             await s.detokenizer.until(lambda: s.load("running") == 1)
             assert s.scheduler.heartbeat().term == s.executor.term
             await self.other(s, claiming=True)
-            await asyncio.wait_for(s.scheduler.drain(), 5)
+            await asyncio.wait_for(s.scheduler.drain(), PATIENCE)
             assert await self.returned(s) == ["r"]
             beat = s.scheduler.heartbeat()
             assert (beat.ready, beat.term, beat.load["claiming"]) == (False, 0, 0)
@@ -736,7 +736,7 @@ class TestDrain:
             await s.until_idle()
             assert not draining.done(), "another replica is no successor"
             await self.other(s, claiming=True)
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, PATIENCE)
 
     async def test_alone_it_finishes_what_runs_and_returns_what_waits(self) -> None:
         async with scene(executor={"free_running": False}) as s:
@@ -749,7 +749,7 @@ class TestDrain:
             await s.work("late", [1], max_tokens=4)
             s.executor.free_running = True
             s.executor.run()
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, PATIENCE)
             ran = {attach.request_id for attach in s.detokenizer.attached if attach.first_sequence <= SLOTS}
             assert await self.returned(s) == ["late", *sorted(set(names) - ran)]
             assert s.load("requests") == 0

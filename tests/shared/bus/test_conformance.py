@@ -10,7 +10,7 @@ import pytest
 from pagewire.shared.bus import Handler, Message, StoredItem
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import KINDS, World
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -361,13 +361,10 @@ class TestRequests:
 
     async def test_nobody_there_is_known_at_once(self, world: World) -> None:
         bus = await world.connect()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         with pytest.raises(NoResponders):
-            await bus.request(unique("t"), b"", timeout=30)
+            await bus.request(unique("t"), b"", timeout=PATIENCE)
         with pytest.raises(NoResponders):
-            await anext(bus.request_many(unique("t"), b"", stall=30))
-        assert loop.time() - started < 5
+            await anext(bus.request_many(unique("t"), b"", stall=PATIENCE))
 
     async def test_a_reply_subject_hears_that_nobody_is_there(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
@@ -487,7 +484,7 @@ class TestStore:
             assert item.data == queue.encode()
             assert queue in (await one.store.queue_lengths(model)).items, "a delivered item is not gone"
             await one.store.end_work(item.ack)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while queue in (await one.store.queue_lengths(model)).items:
                     pass  # a cluster removes the item after it has confirmed its end
 
@@ -507,7 +504,7 @@ class TestStore:
         assert [item.headers for item in found] == [{"trace": str(number)} for number in range(250)]
         assert sorted({item.sequence for item in found}) == [item.sequence for item in found]
         await two.store.end_work(taken.ack)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await one.store.list_work(model))[0].data != bodies[1]:
                 pass  # a copy of a cluster may lag behind
         assert await one.store.list_work(model, found[-1].sequence) == []
@@ -520,13 +517,11 @@ class TestStore:
         putter, puller = await world.connect(), await world.connect()
         model = unique("m")
         assert await puller.store.pull_work(model, 10, expires=0.05) == []
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=30))
+        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=2 * PATIENCE))
         await putter.store.put_work(model, b"one")
-        (item,) = await pulling
+        async with asyncio.timeout(PATIENCE):
+            (item,) = await pulling
         assert item.data == b"one"
-        assert loop.time() - started < 5
         await puller.store.end_work(item.ack)
 
     async def test_a_pull_that_is_given_up_takes_nothing_with_it(self, world: World) -> None:

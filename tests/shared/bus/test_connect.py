@@ -9,6 +9,7 @@ from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import CLIENT_INBOX, connect_service
+from tests.support.waiting import PATIENCE
 from tests.support.wire import FakeServer
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +57,7 @@ async def test_a_connection_that_breaks_at_once_is_an_error_or_made_again() -> N
         again = asyncio.Event()
         bus.on_reconnect(again.set)
         wire.cut()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         await bus.flush()
         await bus.close()
@@ -74,7 +75,7 @@ async def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
         bus._client.abort()
         with pytest.raises(BusUnavailable):
             await flushing
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         bus.publish("a", b"x")
         await bus.flush()

@@ -15,7 +15,6 @@ def test_shares_are_of_the_counted_time() -> None:
     assert lines[2] == "| 64 | 8 | 98.00% | 1.00% | 4800 |"
 
 
-@pytest.mark.timeout(180)
 def test_it_measures_a_stack_per_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ def test_factors_are_against_the_first_run() -> None:
     assert lines[2:] == ["| 1 | 100 | 1.00 | 1.00 |", "| 4 | 400 | 4.00 | 1.25 |"]
 
 
-@pytest.mark.timeout(180)
 def test_two_replicas_do_more_than_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "WARM_UP", 0.5)
     # Answers so short that both replicas take many within the second, wherever the first ones went.

@@ -128,9 +128,9 @@ def test_a_huge_file_with_huge_counts_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(header(tensors=1 << 40, entries=1))
     os.truncate(path, 1 << 43)
-    began = time.monotonic()
+    began = time.process_time()
     assert "tensors" in refusal(path)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ def test_tokens_are_those_of_the_cpu(name: str, captured: bool) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str) -> None:
     expected = Host(cpu_device(name), 1, preempt=0).run(texts(1, 8, 60, 12))
