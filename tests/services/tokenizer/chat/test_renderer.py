@@ -15,12 +15,19 @@ from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.services.tokenizer.chat.worker import MEMORY
 from pagewire.shared.errors import InvalidRequest, Overloaded, Unavailable
 from tests.services.tokenizer.chat.conversations import said
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ 'x' * (messages | length * 1000000000) }}"
 GROWING = "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
 SWITCH = "{% if messages[0].content == 'endless' %}" + ENDLESS + "{% else %}{{ messages[0].content }}{% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of a worker are memory and computing time, so other processes on its cores do not end it."""
+    monkeypatch.setattr(renderer_module, "ANSWER_WITHIN", PATIENCE)
+    monkeypatch.setattr(renderer_module, "START_WITHIN", PATIENCE)
 
 
 def ask(text: str = "hi") -> Conversation:
@@ -93,7 +100,7 @@ async def test_a_worker_that_somebody_kills_is_replaced() -> None:
 
 @pytest.mark.anyio
 async def test_a_worker_that_is_killed_at_work_costs_nothing() -> None:
-    slow = "{% for i in range(400000 // 10) %}{% for j in range(20) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    slow = "{% for i in range(20_000) %}{% for j in range(20) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
     async with rendering(slow) as renderer:
         pid = await successor(renderer, None)
         task = asyncio.create_task(renderer.render(ask()))
