@@ -65,9 +65,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio."""
+    """Async tests run on asyncio; those with an async fixture of their module share its loop."""
     return "asyncio"
 
 

@@ -20,6 +20,7 @@ from pagewire.embedded.stack import REPLICATED
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import FIELDS, Settings, variable
+from tests.support.processes import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -50,11 +51,6 @@ def _value(found: re.Match[str]) -> str:
     name, default = found[1], found[2]
     assert name in SECRETS or default is not None, f"{name} has no default"
     return SECRETS.get(name, default or "")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def command_of(service: dict[str, Any]) -> list[str]:

@@ -17,11 +17,6 @@ ALLOWED_GROWTH = 50
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def stack() -> AsyncIterator[Address]:
     async with Stack(Settings(model="bundled", device="sim:zero", port=0, nats_port=0, log_level="error")) as stack:
         address = await stack.ready()

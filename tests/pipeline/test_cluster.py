@@ -19,8 +19,8 @@ from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.errors import BusError
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
-from tests.support.freezing import freeze
 from tests.support.pipeline import Pipeline, running
+from tests.support.processes import freeze
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -26,6 +25,7 @@ from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings
 from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
+from tests.support.processes import processes
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
@@ -54,20 +54,6 @@ def requests(count: int) -> Iterator[dict[str, Any]]:
             "timeout_ms": 120_000,
             "sampling": {"max_tokens": TOKENS, "ignore_eos": True, **sampling},
         }
-
-
-def processes(service: str) -> list[int]:
-    """The process ids of a service that this process has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if parent == os.getpid() and f"services.{service}" in command:
-            found.append(int(folder.name))
-    return sorted(found)
 
 
 async def strike(fault: str) -> None:

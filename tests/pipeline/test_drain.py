@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from pagewire.shared.errors import DeadlineExceeded, PagewireError, Unavailable
 from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
-from tests.support.freezing import freeze
+from tests.support.processes import freeze, processes
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
@@ -68,21 +67,6 @@ def health(served: Served) -> str:
     except urllib.error.HTTPError as error:
         with error:
             return error.read().decode()
-
-
-def processes(service: str, supervisor: int | None = None) -> list[int]:
-    """The processes of a service that `supervisor` has started; None: this process."""
-    expected = os.getpid() if supervisor is None else supervisor
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(parent) == expected and state != "Z" and f"services.{service}" in command:
-            found.append(int(folder.name))
-    return found
 
 
 async def over_http(address: Address, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:

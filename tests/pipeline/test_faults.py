@@ -44,12 +44,6 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, and share a loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     """One stack for all faults: to start one takes as long as a trial."""
     requests = mixture(seed=1, tokens=TOKENS, rounds=1)

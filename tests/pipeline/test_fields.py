@@ -274,12 +274,6 @@ async def ask(device: str, names: Sequence[str]) -> Answers:
     return Answers(dict(zip(names, found, strict=True)), dict(zip(fields(), refusals, strict=True)))
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, and share a loop."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("cuda-full", marks=pytest.mark.full)])
 async def answers(request: pytest.FixtureRequest) -> Answers:
     of_device = [name for name in fields() if name not in FOREIGN]

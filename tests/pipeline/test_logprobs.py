@@ -14,10 +14,10 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
 from pagewire.shared.settings.config import Settings
-from tests.pipeline.test_kill import kill
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
 from tests.support.interpreted import interpreted
 from tests.support.pipeline import running
+from tests.support.processes import kill
 
 pytestmark = pytest.mark.anyio
 

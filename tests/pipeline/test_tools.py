@@ -66,12 +66,6 @@ OPTIONS: Any = {"model": "llama", "messages": QUESTION, "tools": [TOOL, TIME], "
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, and share a loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def pipeline() -> AsyncIterator[Pipeline]:
     settings = Settings(
         model=str(checkpoint("llama")),

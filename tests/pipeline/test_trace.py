@@ -1,8 +1,6 @@
 """Traces of the whole stack, as a collector gets them: of a request, of one whose executor dies, and of failed ones."""
 
 import json
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -18,6 +16,7 @@ from pagewire.embedded.stack import Address, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.collector import Received, collector
 from tests.support.model_folders import change, model_folder
+from tests.support.processes import kill
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -83,20 +82,6 @@ class Traced:
         wanted = Counter(names)
         await until(lambda: wanted <= Counter(span.name for span in self.spans if span.trace_id == trace))
         return [span for span in self.spans if span.trace_id == trace and span.name != "step"]
-
-
-def kill(service: str) -> None:
-    """Ends the process of a service that this one has started, without a chance to clean up."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if parent == os.getpid() and f"services.{service}" in command:
-            os.kill(int(folder.name), signal.SIGKILL)
-            return
-    raise AssertionError(f"there is no {service}")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError,
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
+from tests.support.processes import alive
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -37,14 +38,6 @@ ROOT = Path(__file__).parents[3]
 def server() -> Iterator[Broker]:
     with running_broker() as broker:
         yield broker
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class TestCredentials:

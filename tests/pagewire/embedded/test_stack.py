@@ -20,9 +20,9 @@ from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
 from pagewire.shared.models.named_models import BUNDLED, DEFAULT
 from pagewire.shared.settings.config import Settings
-from tests.pagewire.embedded.test_supervisor import alive
 from tests.pagewire.serving import Served, run, serving
 from tests.support.broker import connect_service
+from tests.support.processes import alive
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import INSTANCE
+from tests.support.processes import alive
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -49,13 +49,6 @@ def start_times(folder: Path) -> list[int]:
 def starts_by_name(folder: Path) -> Mapping[str, int]:
     """How often each program was started."""
     return Counter(path.name.partition("-")[0] for path in folder.iterdir())
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:

@@ -28,7 +28,7 @@ from pagewire.shared.errors import (
 from pagewire.shared.process.peers import SILENCE
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_service
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]

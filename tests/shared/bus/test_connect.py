@@ -9,16 +9,11 @@ from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import CLIENT_INBOX, connect_service
+from tests.support.processes import free_port
 from tests.support.waiting import PATIENCE
 from tests.support.wire import FakeServer
 
 pytestmark = pytest.mark.anyio
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_nobody_listens() -> None:

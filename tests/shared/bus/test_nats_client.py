@@ -20,7 +20,7 @@ from pagewire.shared.bus import Message, nats
 from pagewire.shared.bus.nats import OUTBOUND_LIMIT, NatsBus
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
 from tests.support.broker import connect_client, connect_service
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 from tests.support.waiting import PATIENCE, until
 from tests.support.wire import FakeServer
 
