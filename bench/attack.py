@@ -44,7 +44,7 @@ class Flood:
     """The request up to a long text."""
     tail: str
     status: int
-    """Of the refusal."""
+    """HTTP status of the refusal, or the code of its frame."""
 
     def body(self, size: int) -> bytes:
         """Returns a request of `size` bytes."""
@@ -88,7 +88,7 @@ class Siege:
     answer_ms: float
     """Time of the honest request."""
     memory: float
-    """What the gateway has grown by, in MB."""
+    """Memory that the gateway has gained, in MB."""
 
 
 def main(arguments: list[str]) -> int:

@@ -40,11 +40,11 @@ K_QUANTS: Mapping[str, tuple[int, int, bool]] = {"q4_k": (4, 32, True), "q5_k": 
 
 @dataclass
 class Run:
-    """What was measured with one scheme."""
+    """Figures of one scheme."""
 
     scheme: str
     nbytes: int
-    """Of all weights."""
+    """Bytes of all weights."""
     product_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from typing_extensions import override
 
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
@@ -75,7 +76,7 @@ EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-"""Of families that are mixtures, where the shape has none: their own would be too large."""
+"""Experts of families that are mixtures, where the shape names none: their own would be too large."""
 NATIVE: Mapping[str, str] = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES}
 """The architectures with a file of their own, by model_type."""
 OTHERS = ("plain", "transformers", "int8-kv")
@@ -93,7 +94,7 @@ class Case:
     context: int
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    """Of all threads together; less noisy than wall time where other programs use the cores too."""
+    """CPU time of all threads together, which other programs on the cores disturb less than wall time."""
     shares: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -102,12 +103,11 @@ class Case:
         return statistics.median(self.wall_ms)
 
 
-class Timed:
+class Timed(Backend):
     """Wraps a backend, and counts the seconds spent in it and in the products of a model."""
 
     def __init__(self, model: CausalLM, backend: Backend) -> None:
         self.layers = backend.layers
-        self.reduce_logprobs = backend.reduce_logprobs  # not counted: no row asks for any
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._backend = backend
         self._before = dict(self._spent)
@@ -135,19 +135,23 @@ class Timed:
         spent = self._spent
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
+    @override
     def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        """See `Backend.attention`."""
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
 
+    @override
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
-        """See `Backend.edit`."""
         self._timed("sampling", self._backend.edit)(logits, slots, rows, positions)
 
+    @override
     def sample(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> Int64:
-        """See `Backend.sample`."""
         tokens: Int64 = self._timed("sampling", self._backend.sample)(logits, slots, rows, positions)
         return tokens
+
+    @override
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        return self._backend.reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
 
     def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:

@@ -67,7 +67,7 @@ class Run:
     """Without the token that ends an answer."""
     right: list[bool]
     perplexity: float | None = None
-    """Of the text in `_quality/perplexity.py`; None: it was not measured."""
+    """Perplexity of the text in `_quality/perplexity.py`; None: it was not measured."""
 
     @property
     def share(self) -> float:

@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Record:
-    """What the client of one request has seen. Times are in seconds from its sending."""
+    """Observations of the client of one request. Times are seconds from its sending."""
 
     sent: float
     """Seconds from the start."""

@@ -97,7 +97,7 @@ def mount(folder: Path, service: dict[str, Any]) -> str:
     return str(folder)
 
 
-async def test_it_serves_a_request(tmp_path: Path) -> None:
+async def test_the_stack_of_compose_serves_a_request(tmp_path: Path) -> None:
     services = compose()
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:

@@ -51,7 +51,7 @@ def project(installed: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_holds_one_package(installed: Path) -> None:
+def test_the_wheel_holds_one_package(installed: Path) -> None:
     names = {entry.name for entry in _site_packages(installed).iterdir()} - {"dependencies.pth"}
     assert names == {"pagewire", next(name for name in names if name.endswith(".dist-info"))}
 
@@ -73,7 +73,7 @@ def test_the_library_is_imported_from_a_project_with_the_same_names(installed: P
     assert _run(str(installed / "bin" / "python"), "-c", code, cwd=project) == "pagewire.llm\n"
 
 
-def test_it_serves_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
+def test_the_wheel_serves_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nats-server is a dependency too
     with serving(
         "--model", "bundled", command=(str(installed / "bin" / "pagewire"),), cwd=project, PATH=path

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 
 class Here(Enum):
-    """What a field of vLLM is here."""
+    """Treatment of a field of vLLM's requests."""
 
     SAME = "the same"
     NO_EFFECT = "without effect"

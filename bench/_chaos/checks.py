@@ -58,7 +58,7 @@ class Seen:
     """Connections that have broken and were replaced."""
     refusals: list[Refusal] = field(default_factory=list)
     broken_off: list[dict[int, SeenChoice]] = field(default_factory=list)
-    """What earlier connections had brought."""
+    """Choices that earlier connections brought."""
     conflicts: list[str] = field(default_factory=list)
     """Frames for the same place that were not the same: a reader that does not drop repetitions sees both."""
 
@@ -78,7 +78,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one request."""
+    """The judgement of one request."""
 
     outcome: str
     """`EXACT` or one of `FAILURES`."""

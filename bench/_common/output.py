@@ -1,4 +1,4 @@
-"""What the benchmarks write: tables in Markdown, and raw results in JSON files that name their origin."""
+"""Writes tables in Markdown, and raw results in JSON files that name their origin."""
 
 import json
 import os

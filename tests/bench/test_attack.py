@@ -1,4 +1,4 @@
-"""What an attacker costs: `pagewire bench attack` with fewer requests, and with all of them in `make test-all`."""
+"""`pagewire bench attack` with few requests, and with all of them in `make test-all`."""
 
 from collections.abc import AsyncIterator
 

@@ -47,7 +47,7 @@ ANTHROPICS_TOOL: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 
 
 def saying(text: str) -> dict[str, Any]:
-    """What makes the model write a text."""
+    """Fields that make the model write a text."""
     return {"structured_outputs": {"choice": [text]}}
 
 
@@ -56,7 +56,7 @@ AT_ONCE: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 class City(pydantic.BaseModel):
-    """What an answer is parsed into."""
+    """The class that an answer is parsed into."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     name: Literal["Paris", "Rome"]

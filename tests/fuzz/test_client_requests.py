@@ -1,4 +1,4 @@
-"""What clients send to a tokenizer and to a detokenizer: each request is answered, and never with a fault."""
+"""Any request of a client to a tokenizer or a detokenizer is answered, and never with a fault."""
 
 import asyncio
 from collections.abc import Iterator

@@ -78,7 +78,7 @@ def test_such_an_integer_in_a_list_is_refused(url: str, name: str, body: bytes, 
 
 
 @pytest.mark.parametrize("start", [b"[", b'{"a":', b'{"prompt": ' + b"[" * 9, b'{"metadata": ' + b"[" * 9])
-def test_what_is_nested_deeply_is_refused(url: str, start: bytes) -> None:
+def test_deep_nesting_is_refused(url: str, start: bytes) -> None:
     assert post(url, start * 50_000).status_code == 400
     chat = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": %s}}'
     answer = post(url, chat % (b"[" * 100 + b"]" * 100), "/v1/chat/completions")
@@ -92,7 +92,7 @@ def test_the_scheme_of_the_key_is_read_in_any_case(url: str, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("field", [{"logit_bias": {}}, {"logprobs": None}, {"logit_bias": None}, {"tools": []}])
-def test_what_asks_for_nothing_has_no_effect(url: str, field: dict[str, Any]) -> None:
+def test_an_empty_value_has_no_effect(url: str, field: dict[str, Any]) -> None:
     assert post(url, {"prompt": "x", "max_tokens": 1, **field}).status_code == 200
 
 
@@ -124,7 +124,7 @@ def test_a_malformed_body_is_refused_and_the_next_one_served(url: str, path: str
 
 @pytest.mark.parametrize("path", VALID)
 def test_a_wrong_type_is_refused_by_name(url: str, path: str) -> None:
-    """That of each field, one at a time."""
+    """Each field has a wrong type once."""
     route = ROUTES[path]
     for name, schema, _ in fields(route):
         if name == "metadata" and path == "/v1/responses":

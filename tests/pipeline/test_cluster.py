@@ -35,7 +35,7 @@ REQUESTS = [
 
 @dataclass(frozen=True)
 class Read:
-    """What the client of a stream has seen: the text, and seconds without a token before and after the first one."""
+    """The text of a stream, and the longest seconds without a token before and after the first one."""
 
     text: str
     wait: float

@@ -60,7 +60,7 @@ async def until_stopping(served: Served) -> None:
 
 
 def health(served: Served) -> str:
-    """What `/health` says."""
+    """Returns the text of `/health`."""
     try:
         with urllib.request.urlopen(f"{served.http}/health", timeout=PATIENCE) as answer:
             return str(answer.read().decode())

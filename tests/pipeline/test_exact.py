@@ -1,4 +1,4 @@
-"""What the whole pipeline generates is what `transformers` generates, whatever the settings."""
+"""The whole pipeline generates the tokens that `transformers` generates, whatever the settings."""
 
 import asyncio
 from typing import Any

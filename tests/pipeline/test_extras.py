@@ -1,4 +1,4 @@
-"""What clients of vLLM use beside sampling, through the pipeline and over HTTP."""
+"""Fields beside sampling that clients of vLLM use, through the pipeline and over HTTP."""
 
 from pathlib import Path
 from typing import Any

@@ -125,7 +125,7 @@ def reports_prompt(found: Result) -> bool:
 
 
 LETTERS: dict[str, Any] = {"allowed_token_ids": [A, B], "logit_bias": {A: 50.0}}
-"""What makes the text a row of the letter a."""
+"""Fields that make the text a row of the letter a."""
 ENDS = (EOS_ID, *range(60, 120))
 """With these a search finds other texts where length counts."""
 HOT: dict[str, Any] = {"temperature": 1.0, "seed": 5}
@@ -240,7 +240,7 @@ def params(fields: dict[str, Any]) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a device made of the requests of all fields."""
+    """Answers of a device to the requests of all fields."""
 
     found: dict[str, Result]
     refusals: dict[str, str]

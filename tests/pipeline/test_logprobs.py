@@ -31,7 +31,7 @@ SAMPLED: dict[str, Any] = GREEDY | {"temperature": 1.0, "top_k": 40, "seed": 7, 
 
 
 def check(found: TokenLogprobs, row: torch.Tensor, token: int, most: int) -> None:
-    """What is reported of a token against the logits [V] that it comes from."""
+    """Compares the report of a token with the logits [V] that it comes from."""
     expected = row.log_softmax(0)
     assert next(iter(found)) == token
     assert most <= len(found) <= most + 1
@@ -58,7 +58,7 @@ def check_result(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -
 
 
 def check_tokens(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -> None:
-    """What is reported of the generated tokens alone."""
+    """Compares the report of the generated tokens with the logits of transformers."""
     for choice in result.choices:
         assert choice.logprobs is not None
         assert len(choice.logprobs) == len(choice.token_ids) == asked["max_tokens"]
@@ -74,7 +74,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("window", "budget"), [(1, 512), (8, 16)])
-async def test_they_are_those_of_transformers(device: str, window: int, budget: int) -> None:
+async def test_log_probabilities_are_those_of_transformers(device: str, window: int, budget: int) -> None:
     """Whole prompts and chunks, with a cold and a warm prefix cache, with preemptions, and in streams."""
     settings = Settings(
         model=str(FOLDER),
@@ -125,11 +125,11 @@ TOWNS = StructuredOutputsParams(
     },
     disable_any_whitespace=True,
 )
-"""Of whose texts the most tokens are forced."""
+"""A schema whose texts consist of forced tokens for the most part."""
 
 
 @pytest.mark.alone
-async def test_they_survive_the_death_of_an_executor() -> None:
+async def test_log_probabilities_survive_a_killed_executor() -> None:
     """So does a text with a grammar, whose forced tokens are reported many at a time."""
     settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error")
     asked = GREEDY | {"max_tokens": 120}
@@ -214,7 +214,7 @@ def check_masked(mode: str, prompt: list[int], result: Result, texts: list[str])
             assert entry.logprob == pytest.approx(max(float(expected[other]), -9999.0), abs=TOLERANCE)
 
 
-async def test_what_does_not_fit_into_a_message_is_refused() -> None:
+async def test_a_report_that_fits_into_no_message_is_refused() -> None:
     settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=64, log_level="error")
     async with running(settings) as pipeline:
         with pytest.raises(PayloadTooLarge, match="prompt_logprobs"):

@@ -30,12 +30,12 @@ SAME = {
     "detokenizer": {"streams": "pagewire.streams", "tokens": "pagewire.tokens.generated"},
     "tokenizer": {"in_flight": "pagewire.tokenizer.in_flight", "store_refuses": "pagewire.store.refuses"},
 }
-"""What `pagewire status` shows, which is the load in heartbeats, and the metric that counts the same."""
+"""Figures of `pagewire status`, which come from heartbeats, and the metrics that count the same."""
 _report = Decoder(MetricsReport)
 
 
 async def reports(pipeline: Pipeline) -> dict[str, MetricsReport]:
-    """What every service answers, by its name."""
+    """Returns the metrics of every service, by its name."""
     found: dict[str, MetricsReport] = {}
 
     def add(message: Message) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 SLOTS = 2
 TOKENS = 20
-"""Of a request: half a second on the device."""
+"""Tokens of a request: half a second on the device."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def serve(pipeline: Pipeline, tokens: int = TOKENS, priority: int = 0, tim
     return first
 
 
-async def test_a_request_that_expires_in_the_queue_is_told_at_its_deadline(pipeline: Pipeline) -> None:
+async def test_a_request_that_expires_in_the_queue_ends_at_its_deadline(pipeline: Pipeline) -> None:
     async with asyncio.TaskGroup() as tasks:
         others = [tasks.create_task(serve(pipeline, tokens=2000)) for _ in range(SLOTS)]
         await until(lambda: pipeline.load("scheduler")["running"] == SLOTS)
@@ -63,7 +63,7 @@ async def test_a_request_that_expires_in_the_queue_is_told_at_its_deadline(pipel
 
 
 @pytest.mark.parametrize("max_queue_wait", ["2s"])
-async def test_what_is_admitted_starts_in_time_and_the_urgent_first(pipeline: Pipeline) -> None:
+async def test_admitted_requests_start_in_time_and_urgent_ones_first(pipeline: Pipeline) -> None:
     waits: list[float] = []
     refused: list[int] = []
 

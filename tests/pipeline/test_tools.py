@@ -176,7 +176,7 @@ async def test_a_prompt_can_begin_the_reasoning(pipeline: Pipeline) -> None:
     assert [await opened(), await opened(thinks=True), await opened(thinks=False)] == [False, True, False]
 
 
-async def test_what_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -> None:
+async def test_a_tool_that_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -> None:
     named = {"type": "function", "function": {"name": "get_time"}}
     with pytest.raises(openai.BadRequestError, match="tool_choice names get_time"):
         await chat.create(model="llama", messages=QUESTION, tools=[TOOL], tool_choice=named, stream=True)

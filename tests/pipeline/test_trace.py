@@ -30,7 +30,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Served:
-    """What a client of a stack knows of one request."""
+    """One request as its client knows it."""
 
     trace: str
     began: float

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 LAYERS = 6
 """Five with a window and one without, as in Gemma 3: six groups of one layer."""
 WIDTH, BEAM_TOKENS = 3, 20
-"""Of a beam search whose forks cross the bounds of blocks."""
+"""Parameters of a beam search whose forks cross the bounds of blocks."""
 
 
 def gemma(folder: Path, window: int, context: int) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch, C
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits, reference_model
 
 EOS_ID = 0
-"""Of every checkpoint."""
+"""End-of-sequence id of every checkpoint."""
 
 
 class BeamCase(NamedTuple):

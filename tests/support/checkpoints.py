@@ -45,7 +45,7 @@ VOCABULARY = 512
 EOS = "<|end|>"
 CONTEXT = 256
 WINDOW = 24
-"""Of the sliding layers: shorter than the texts of the tests."""
+"""Window of the sliding layers, in tokens: shorter than the texts of the tests."""
 
 _TEXT = """The morning train left the small station by the river a few minutes late, as it did on most days, and nobody
 minded. An old woman with a basket of apples sat beside the window and watched the fields go by. Two children counted
@@ -149,11 +149,11 @@ OTHERS: dict[str, Any] = {
         **_GATED, **common, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
     ),
 }
-"""The same for families that transformers builds."""
+"""Settings of the families that transformers builds."""
 
 
 class Reference(NamedTuple):
-    """What greedy decoding in float32 gives with transformers."""
+    """Returns the tokens that transformers decodes greedily in float32."""
 
     tokens: list[int]
     """The generated ids."""

@@ -1,4 +1,4 @@
-"""What the scalar parameters, biases and allowed tokens make of logits, written down in the order of operations."""
+"""Logits edited by scalar parameters, biases and allowed tokens, written down in the order of operations."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

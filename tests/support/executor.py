@@ -20,7 +20,7 @@ VOCABULARY = 50
 
 
 def next_token(tokens: list[int]) -> int:
-    """What follows `tokens`: a function of all of them."""
+    """Returns the token that follows `tokens`: a function of all of them."""
     return hash(tuple(tokens)) % VOCABULARY
 
 

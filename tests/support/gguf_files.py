@@ -36,7 +36,7 @@ _SCALES = {
 }
 """Where the float16 numbers of a block lie; all other bytes may be anything."""
 _MINIMA = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
-"""What the scale of the minima must be, relative to the other, for numbers around zero."""
+"""Scale of the minima relative to the other scale, for numbers around zero."""
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

@@ -41,7 +41,7 @@ CLIENT_KEY = "client-key"
 FLUSH_TIMEOUT = 20.0
 """Seconds for the broker to confirm a subscription: meanwhile a model may be loaded on the same cores."""
 HELD = ("requests", "running", "waiting", "blocks_held")
-"""What a scheduler reports of itself that is zero when it is idle."""
+"""Figures of a scheduler's heartbeat that are zero when it is idle."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Pipeline:
     """The connection of each service."""
 
     def load(self, service: str) -> dict[str, float]:
-        """What the only instance of a service reported last."""
+        """Returns the load in the last heartbeat of the only instance of a service."""
         return self.beat(service).load
 
     def beat(self, service: str) -> Heartbeat:
-        """The last heartbeat of the only instance of a service."""
+        """Returns the last heartbeat of the only instance of a service."""
         (beat,) = self.peers.alive(service)
         return beat
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from typing_extensions import override
+
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.bus.protocol import Headers
@@ -23,17 +25,17 @@ class SwitchedStore(MemoryStore):
         self.silent = False
         self.attempts = 0
 
+    @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """See `Store`."""
         await self._write()
         return await super().put_work(queue, data, headers=headers)
 
+    @override
     async def check(self) -> None:
-        """See `Store`."""
         await self._write()
 
+    @override
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """See `Store`."""
         await self._write()
         await super().put_done(request_id, data)
 

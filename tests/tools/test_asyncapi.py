@@ -61,7 +61,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 @pytest.mark.anyio
-async def test_it_describes_what_the_services_send() -> None:
+async def test_the_messages_of_the_services_match_their_description() -> None:
     seen: list[Message] = []
     async with running(Settings(model="bundled", device="sim:zero", log_level="error")) as pipeline:
         for pattern in ("pagewire.>", "_SVC.>", "_INBOX.>"):

@@ -1,4 +1,4 @@
-"""What docs/from-vllm.md says of each field of vLLM's requests is what the gateway does with it."""
+"""The gateway treats each field of vLLM's requests as docs/from-vllm.md says."""
 
 import json
 from typing import Any

@@ -27,7 +27,7 @@ BACKGROUND = "Once upon a time there was a little rabbit who lived in a wood"
 
 @dataclass
 class Run:
-    """What was measured with one window."""
+    """Figures of one window."""
 
     window: int
     first_token_ms: list[float] = field(default_factory=list)

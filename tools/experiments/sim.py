@@ -62,7 +62,7 @@ class Figures:
     hit_rate: float
     """Share of the prompts' tokens that were cached."""
     large_hit_rate: float
-    """The same of one replica with the pool, the slots and the speed of all, under the same clients."""
+    """Hit rate of one replica with the pool, the slots and the speed of all, under the same clients."""
     imbalance: float
     """Positions computed by the replica that computed most, over the mean."""
 

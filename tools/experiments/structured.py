@@ -60,7 +60,7 @@ PEOPLE = {
 
 @dataclass
 class Outputs:
-    """What came of the schemas with one model."""
+    """Results of the schemas with one model."""
 
     model: str
     schemas: int = 0
@@ -68,7 +68,7 @@ class Outputs:
     ended: int = 0
     """Outputs that ended by themselves."""
     valid: int = 0
-    """Of these."""
+    """Outputs, of those that ended, that match their schema."""
     tokens: int = 0
     """Tokens of all outputs."""
     rows: float = 0.0

@@ -38,7 +38,7 @@ async def test_nothing_passes_while_it_is_cut_and_nothing_is_lost() -> None:
         new_writer.close()
 
 
-async def test_it_ends_a_connection_whose_other_side_has_ended() -> None:
+async def test_a_connection_ends_when_its_other_side_has_ended() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)
     async with Proxy(server.sockets[0].getsockname()[1]) as proxy, asyncio.timeout(PATIENCE):
         async with server:

@@ -28,7 +28,7 @@ def test_a_file_needs_a_folder_that_is_there(tmp_path: Path, capsys: pytest.Capt
     assert "make it first" in capsys.readouterr().err
 
 
-def test_what_can_be_written_is_taken(tmp_path: Path) -> None:
+def test_a_file_that_can_be_written_is_accepted(tmp_path: Path) -> None:
     assert json_file(str(tmp_path / "a.json")) == tmp_path / "a.json"
     assert json_file("a.json") == Path("a.json")
 

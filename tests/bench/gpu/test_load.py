@@ -1,4 +1,4 @@
-"""What clients saw becomes figures, and both engines serve the same load; on a CPU no time means anything."""
+"""Observations of clients become figures, and both engines serve one load; on a CPU no time means anything."""
 
 import json
 from pathlib import Path

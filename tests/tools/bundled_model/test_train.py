@@ -89,7 +89,7 @@ def test_every_document_comes_once_a_pass_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.full
-def test_what_is_exported_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_model_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run_training(run, 4)
     main(["export", "--run-dir", str(run), "--out", str(out)])

@@ -9,7 +9,7 @@ from tools.bundled_model.vocabulary import EOS, end_of_text, train_tokenizer
 TRAINED = train_tokenizer(["the cat sat on the mat, and the cat's hat was flat"] * 3, 275)
 
 
-def test_it_has_as_many_tokens_as_asked_for_and_knows_what_it_has_seen() -> None:
+def test_a_vocabulary_has_the_requested_size_and_knows_its_texts() -> None:
     assert TRAINED.get_vocab_size() == 275
     assert len(TRAINED.encode(" the").ids) == 1
     assert len(TRAINED.encode(" zebra").ids) > 1

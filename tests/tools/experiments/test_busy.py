@@ -15,7 +15,7 @@ def test_shares_are_of_the_counted_time() -> None:
     assert lines[2] == "| 64 | 8 | 98.00% | 1.00% | 4800 |"
 
 
-def test_it_measures_a_stack_per_window(
+def test_each_window_gets_a_stack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy, "WARM_UP", 0.5)

@@ -14,7 +14,7 @@ def test_a_cost_is_relative_to_plain_rows_right_before() -> None:
     assert table({"pagewire": ours, "vllm": theirs})[-1] == "| logprobs 5 | 160 | 1.25 | 40 | 1.25 | 4.00x |"
 
 
-def test_what_is_no_executable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_executable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert features.main(["--vllm", str(tmp_path / "vllm")]) == 2
     assert "no executable" in capsys.readouterr().err
 

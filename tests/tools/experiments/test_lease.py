@@ -19,7 +19,7 @@ def test_shares_and_ratios() -> None:
 
 
 @pytest.mark.full
-def test_it_measures_a_stack_per_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_window_gets_a_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "lease.json"
     arguments = ["--windows", "1", "8", "--samples", "2", "--rounds", "1", "--streams", "2", "--output", str(output)]
     assert lease.main(arguments) == 0

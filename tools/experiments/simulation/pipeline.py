@@ -42,9 +42,9 @@ class Host:
     schedule_row: float = 2.2e-6
     """The same, per row of a step output."""
     round_trip: float = 500e-6
-    """Of a plan to the executor and a step output back, over the broker."""
+    """Way of a plan to the executor and of a step output back, over the broker."""
     edge: float = 3e-3
-    """Of a request from its client to the scheduler and of a token back."""
+    """Way of a request from its client to the scheduler and of a token back."""
     asynchronous: bool = True
     """Asynchronous output: the thread prepares the next step while the device runs the one before."""
 

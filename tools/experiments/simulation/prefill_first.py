@@ -1,6 +1,7 @@
 """Composes steps as vLLM 0.2 did, whole prompts first, for comparison with SplitFuse."""
 
 import numpy as np
+from typing_extensions import override
 
 from pagewire.services.executor.slot_table import SlotTable
 from pagewire.shared.splitfuse import PendingTokens
@@ -13,8 +14,9 @@ class PrefillFirst(SlotTable):
     holds, first come, first served, and at least one.
     """
 
+    @override
     def pending(self) -> PendingTokens:
-        """See `SlotTable.pending`: what must stand still is left out."""
+        """Returns the prompts alone while there are any."""
         pending = SlotTable.pending(self)
         prompts = np.flatnonzero(pending.remaining > 1)
         if not len(prompts):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pagewire.bench._common.loads import Request
 
 SPAN = 16
-"""Of the exponential moving average over token intervals."""
+"""Span of the exponential moving average over token intervals."""
 
 
 @dataclass(frozen=True, slots=True)

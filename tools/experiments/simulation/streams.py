@@ -13,7 +13,7 @@ from tools.experiments.simulation.pipeline import Host, VirtualPipeline
 from tools.experiments.simulation.systems import System, Variant, limits, roofline
 
 REQUESTS = 4
-"""Of each stream, one after the other."""
+"""Requests of each stream, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StreamsRun:
     tokens_per_s: float
     """Generated tokens."""
     bandwidth_share: float
-    """Of the memory bandwidth, of weights and KV cache in the time of all steps."""
+    """Share of the memory bandwidth that weights and KV cache take in the time of all steps."""
 
 
 def serve(system: System, streams: int, defaults: Defaults, seed: int) -> StreamsRun:

@@ -14,7 +14,7 @@ def test_actions_happen_in_the_order_of_their_times(times: list[float]) -> None:
     assert happened == sorted((when, number) for number, when in enumerate(times))
 
 
-def test_what_happens_can_make_more_happen() -> None:
+def test_an_event_can_schedule_another() -> None:
     clock = Clock()
     seen: list[float] = []
 

@@ -61,7 +61,7 @@ def test_a_crowd_is_shared_although_nobody_is_heard_in_time() -> None:
     assert max(computed) / (sum(computed) / 4) < 1.1
 
 
-def test_what_counts_before_can_be_forgotten() -> None:
+def test_earlier_counts_can_be_forgotten() -> None:
     fleet = run(2, [request(0.0, 40, 10)])
     assert sum(fleet.computed) == 50
     fleet.forget()

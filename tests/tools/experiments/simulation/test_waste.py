@@ -37,7 +37,7 @@ def test_a_prompt_half_written() -> None:
     assert waste.queued == [10 / allocated]
 
 
-def test_what_the_next_step_writes_is_apart_from_what_later_ones_write() -> None:
+def test_blocks_of_the_next_step_are_apart_from_those_of_later_ones() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, list(range(40))))
     scheduler.schedule()
