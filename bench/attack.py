@@ -98,14 +98,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slow", type=int, default=500, help="connections that send a byte at a time, of each kind")
     parser.add_argument("--idle", type=int, default=2000, help="connections that send nothing")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    growths, sieges = asyncio.run(_measure(given.requests, given.slow, given.idle))
+    growths, sieges = asyncio.run(_measure(options.requests, options.slow, options.idle))
     print("\n".join(floods_table(growths)))
     print()
     print("\n".join(sieges_table(sieges)))
     write(
-        given.output,
+        options.output,
         parser.prog,
         arguments,
         floods=[asdict(each) for each in growths],

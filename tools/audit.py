@@ -14,7 +14,7 @@ COMMAND = ("pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner
 
 
 def main(lock: str) -> int:
-    """Returns 1 if a package has a known vulnerability."""
+    """Returns 1 if a package has a known flaw."""
     if find_spec("pip_audit") is None:
         print("audit skipped: pip-audit is not installed")
         return 0
@@ -34,13 +34,13 @@ def verdict(output: str) -> tuple[int, str]:
     audited = [package for package in packages if "skip_reason" not in package]
     if not audited:
         return 0, "audit skipped: the advisory database knows none of the packages, as a mirror without it does"
-    found = [
-        f"{package['name']} {package['version']}: {known['id']}, fixed in {', '.join(known['fix_versions']) or 'none'}"
+    rows = [
+        f"{package['name']} {package['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'none'}"
         for package in audited
-        for known in package["vulns"]
+        for flaw in package["vulns"]
     ]
-    text = f"{len(audited)} of {len(packages)} packages audited, {len(found)} known vulnerabilities"
-    return int(bool(found)), "\n".join([*found, text])
+    text = f"{len(audited)} of {len(packages)} packages audited, {len(rows)} known vulnerabilities"
+    return int(bool(rows)), "\n".join([*rows, text])
 
 
 if __name__ == "__main__":

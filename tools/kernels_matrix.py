@@ -37,10 +37,10 @@ def compile_all(version: str, archs: list[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "pagewire.kernels.triton.compile", "--output", str(output), "--arch", *archs]
     environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    found = json.loads(output.read_text())
-    if found["triton"] != version:
-        raise RuntimeError(f"Triton {found['triton']} was found in place of {version}: empty {folder}")
-    return [{"triton": version} | form for form in found["forms"]]
+    report = json.loads(output.read_text())
+    if report["triton"] != version:
+        raise RuntimeError(f"Triton {report['triton']} was found in place of {version}: empty {folder}")
+    return [{"triton": version} | form for form in report["forms"]]
 
 
 def summary(forms: list[dict[str, Any]]) -> list[str]:
@@ -50,9 +50,9 @@ def summary(forms: list[dict[str, Any]]) -> list[str]:
         here = list(group)
         registers, shared = (max(form[name] for form in here) for name in ("registers", "shared"))
         bad = [form["form"] for form in here if not form["fits"]]
-        told = ", ".join(bad) or "all fit"
+        verdict = ", ".join(bad) or "all fit"
         lines.append(
-            f"Triton {version} sm_{arch}: {len(here)} forms, up to {registers} registers and {shared} bytes: {told}"
+            f"Triton {version} sm_{arch}: {len(here)} forms, up to {registers} registers and {shared} bytes: {verdict}"
         )
     return lines
 

@@ -26,11 +26,11 @@ def flags() -> list[str]:
 
 def request_fields() -> dict[str, list[str]]:
     """Returns the names of the fields of requests, by route."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for line in _lines("vllm_fields.txt"):
         path, name = line.split()
-        found.setdefault(path, []).append(name)
-    return found
+        groups.setdefault(path, []).append(name)
+    return groups
 
 
 def here(path: str, name: str) -> Here:

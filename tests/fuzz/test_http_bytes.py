@@ -120,11 +120,11 @@ def test_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     # uvicorn and the endpoints log what is raised, and nothing else as an error.
     for logger in (logging.getLogger("uvicorn.error"), endpoint._log):
         monkeypatch.setattr(logger, "error", lambda *_, exc_info=None: doors.note(exc_info), raising=False)
-    given: Any = st.tuples(mutated(REQUESTS, TOKENS), st.lists(st.integers(0, 300), max_size=4))
+    inputs: Any = st.tuples(mutated(REQUESTS, TOKENS), st.lists(st.integers(0, 300), max_size=4))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(doors.start())
         try:
-            fuzz(given, lambda pair: runner.run(doors.check(*pair)), known=[(KNOWN, [])], batch=20)
+            fuzz(inputs, lambda pair: runner.run(doors.check(*pair)), known=[(KNOWN, [])], batch=20)
         finally:
             runner.run(doors.stop())
     assert not doors.connections.open

@@ -69,8 +69,8 @@ def test_any_message_to_the_subjects_of_clients(stack: tuple[LoopThread, Address
         reply = await client.request(f"{subjects.GENERATE}.bundled", body, timeout=PATIENCE)
         assert msgspec.json.decode(reply.data)["type"] == "result"
 
-    def check(given: tuple[str, tuple[Encoding, bytes], dict[str, str]]) -> None:
-        subject, (encoding, data), headers = given
+    def check(inputs: tuple[str, tuple[Encoding, bytes], dict[str, str]]) -> None:
+        subject, (encoding, data), headers = inputs
         thread.run(ask(subject, encoding, data, headers))
 
     tokens = st.one_of(st.sampled_from(["bundled", "x", "a-1"]), st.from_regex(r"[!-)+\-/-=?-~]{1,12}", fullmatch=True))
@@ -112,6 +112,6 @@ def test_any_request_to_the_routes_of_http(stack: tuple[LoopThread, Address]) ->
     )
     short: list[dict[str, Any]] = [body | {"model": "bundled", "max_tokens": 3} for body in BODIES]
     methods = st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-    given = st.tuples(methods, paths, json_bytes(short, HTTP_NAMES))
-    fuzz(given, lambda request: thread.run(ask(*request)), batch=20)
+    inputs = st.tuples(methods, paths, json_bytes(short, HTTP_NAMES))
+    fuzz(inputs, lambda request: thread.run(ask(*request)), batch=20)
     assert thread.run(attack.honest_request(address.http)) < PATIENCE

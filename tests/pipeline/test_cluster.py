@@ -47,7 +47,7 @@ class Load:
     """Streams that begin one after another, each checked against the undisturbed one."""
 
     client: AsyncClient
-    wanted: list[str]
+    expected: list[str]
     reads: list[Read] = field(default_factory=list)
     ending: bool = False
 
@@ -57,7 +57,7 @@ class Load:
         while not self.ending:
             number = (number + 7) % len(REQUESTS)
             read = await stream(self.client, number)
-            assert read.text == self.wanted[number]
+            assert read.text == self.expected[number]
             self.reads.append(read)
 
 
@@ -117,8 +117,8 @@ async def until_copied(pipeline: Pipeline) -> None:
 
 async def until_each_goes_on(load: Load, workers: int) -> None:
     """Returns once as many streams have ended as run at once, twice: so every one has, and another after it."""
-    wanted = len(load.reads) + 2 * workers
-    await until(lambda: len(load.reads) >= wanted)
+    expected = len(load.reads) + 2 * workers
+    await until(lambda: len(load.reads) >= expected)
 
 
 async def restart(pipeline: Pipeline, broker: Broker) -> None:

@@ -36,8 +36,8 @@ ROLLING = ("tokenizer", "scheduler", "executor", "detokenizer", "gateway")
 
 
 def settings(**changes: object) -> Settings:
-    known = {"model": str(checkpoint("llama")), "dtype": "float32", "num_kv_blocks": 2000, "log_level": "error"}
-    return Settings(**{**known, "port": 0, "nats_port": 0, "max_num_seqs": STREAMS, **changes})  # type: ignore[arg-type]
+    defaults = {"model": str(checkpoint("llama")), "dtype": "float32", "num_kv_blocks": 2000, "log_level": "error"}
+    return Settings(**{**defaults, "port": 0, "nats_port": 0, "max_num_seqs": STREAMS, **changes})  # type: ignore[arg-type]
 
 
 async def refusal_of(client: AsyncClient) -> Unavailable:
@@ -119,7 +119,7 @@ class Load:
     """Streams that begin again whenever they have ended, until `stop` is called."""
 
     ask: list[Callable[[str, Callable[[], None]], Awaitable[str]]]
-    wanted: dict[str, str]
+    expected: dict[str, str]
     ended: int = 0
     pause: float = 0.0
     """Longest time that any stream waited for its next text, in seconds, since it was set to 0."""
@@ -138,7 +138,7 @@ class Load:
         while self.running:
             try:
                 text = await ask(prompt, on_text)
-                assert text == self.wanted[prompt]
+                assert text == self.expected[prompt]
             except (PagewireError, AssertionError, OSError) as error:
                 self.failed.append(error)
                 return
@@ -148,17 +148,17 @@ class Load:
 @asynccontextmanager
 async def load(address: Address, client: AsyncClient, streams: int) -> AsyncIterator[Load]:
     """Runs streams over NATS and HTTP during the block, and to their end after it."""
-    wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
-    made = Load([lambda *a: over_nats(client, *a), lambda *a: over_http(address, *a)], wanted)
+    expected = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+    background = Load([lambda *a: over_nats(client, *a), lambda *a: over_http(address, *a)], expected)
     async with asyncio.TaskGroup() as tasks:
         for number in range(streams):
-            tasks.create_task(made.run(number))
+            tasks.create_task(background.run(number))
         try:
-            await until(lambda: made.ended >= streams or made.failed)
-            yield made
+            await until(lambda: background.ended >= streams or background.failed)
+            yield background
         finally:
-            made.running = False
-    assert made.failed == []
+            background.running = False
+    assert background.failed == []
 
 
 async def restart(stack: Stack, service: str, running: Load) -> None:
@@ -216,7 +216,7 @@ def serve() -> AbstractContextManager[Served]:
 async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_rest() -> None:
     with serve() as served:
         async with AsyncClient(served.nats) as client:
-            wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+            expected = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
             many = Many(served, client, STOPPED)
             await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks))
             (executor,) = processes("executor", served.process.pid)
@@ -239,8 +239,8 @@ async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_res
             assert "stopping" in str(refused[0])
             assert isinstance(refused[1], AssertionError)
             assert "503" in str(refused[1])
-            assert await asyncio.gather(*many.tasks) == [wanted[prompt] for prompt in many.prompts]
-            assert await last == wanted[PROMPTS[0]]
+            assert await asyncio.gather(*many.tasks) == [expected[prompt] for prompt in many.prompts]
+            assert await last == expected[PROMPTS[0]]
         assert served.process.wait(10) == 0
 
 

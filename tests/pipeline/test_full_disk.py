@@ -79,7 +79,7 @@ async def test_running_streams_end_and_new_requests_are_refused_until_there_is_r
             address = await stack.ready()
             async with AsyncClient(address.nats) as client:
                 assert (await ask(address.http))[0] == 200
-                wanted = await client.generate("An old woman", SAMPLING)
+                expected = await client.generate("An old woman", SAMPLING)
                 begun = asyncio.Event()
 
                 async def stream() -> str:
@@ -93,7 +93,7 @@ async def test_running_streams_end_and_new_requests_are_refused_until_there_is_r
                 await begun.wait()
                 await fill(bus)
                 async with asyncio.timeout(PATIENCE):
-                    assert await asyncio.gather(*streams) == [wanted.choices[0].text] * 3
+                    assert await asyncio.gather(*streams) == [expected.choices[0].text] * 3
 
                 assert "store" in await until_health(address.http, 503)
                 started = time.monotonic()

@@ -242,8 +242,8 @@ async def test_a_finished_stream_can_be_read_again_from_any_token(client: Client
     again = []
     while (message := await asyncio.wait_for(arrived.get(), PATIENCE)).data:
         again.append(json.loads(message.data))
-    wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
-    assert [f for f in again if f["type"] in {"delta", "final"}] == wanted
+    expected = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
+    assert [f for f in again if f["type"] in {"delta", "final"}] == expected
 
 
 async def test_a_reply_subject_that_is_no_inbox_is_never_answered(client: Client, pipeline: Pipeline) -> None:

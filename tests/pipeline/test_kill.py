@@ -41,11 +41,11 @@ async def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_execu
         model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error"
     )
     async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
-        wanted = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
+        expected = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
         for victim in ("tokenizer", "scheduler", "executor"):
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 search(client),
                 *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS)),
             )
-            assert found == wanted, victim
+            assert results == expected, victim
             await stack.ready()

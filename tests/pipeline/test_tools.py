@@ -92,8 +92,8 @@ async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
 
 def check(arguments: str) -> bool:
     """Whether the arguments are what the schema of the tool allows."""
-    found = json.loads(arguments)
-    return set(found) == {"city", "day"} and found["city"] in {"Paris", "Rome"} and found["day"] in {1, 2}
+    values = json.loads(arguments)
+    return set(values) == {"city", "day"} and values["city"] in {"Paris", "Rome"} and values["day"] in {1, 2}
 
 
 async def test_reasoning_and_calls_over_http(chat: Any) -> None:

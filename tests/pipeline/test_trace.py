@@ -79,8 +79,8 @@ class Traced:
 
     async def of(self, trace: str, names: Iterable[str]) -> list[Received]:
         """The spans of a trace without those of steps, once all of these names are there, as often as given."""
-        wanted = Counter(names)
-        await until(lambda: wanted <= Counter(span.name for span in self.spans if span.trace_id == trace))
+        expected = Counter(names)
+        await until(lambda: expected <= Counter(span.name for span in self.spans if span.trace_id == trace))
         return [span for span in self.spans if span.trace_id == trace and span.name != "step"]
 
 

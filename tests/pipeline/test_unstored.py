@@ -20,7 +20,7 @@ SAMPLING = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 async def test_a_request_that_was_never_stored_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=64, log_level="error")
     async with running(settings) as pipeline:
-        wanted = await pipeline.client.generate([5, 6, 7], SAMPLING)
+        expected = await pipeline.client.generate([5, 6, 7], SAMPLING)
         put_work, tries = NatsStore.put_work, 0
 
         async def put_work_later(store: NatsStore, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
@@ -35,5 +35,5 @@ async def test_a_request_that_was_never_stored_is_sent_again(monkeypatch: pytest
         async with asyncio.timeout(PATIENCE):
             async for delta in pipeline.client.stream([5, 6, 7], SAMPLING):
                 tokens += delta.token_ids
-        assert tokens == wanted.choices[0].token_ids
+        assert tokens == expected.choices[0].token_ids
         assert tries == 2

@@ -45,13 +45,13 @@ def export(args: argparse.Namespace) -> None:
         "use_cache": True,
     }
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder)
-        save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
-        write_json(made / "config.json", config)
-        write_json(made / "generation_config.json", {"eos_token_id": eos, "do_sample": False})
-        tokenizer.save(str(made / "tokenizer.json"))
+        target = Path(folder)
+        save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+        write_json(target / "config.json", config)
+        write_json(target / "generation_config.json", {"eos_token_id": eos, "do_sample": False})
+        tokenizer.save(str(target / "tokenizer.json"))
         write_json(
-            made / "tokenizer_config.json",
+            target / "tokenizer_config.json",
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "add_bos_token": False,
@@ -66,7 +66,7 @@ def export(args: argparse.Namespace) -> None:
 
         mine = Llama(shape).eval()
         mine.load_state_dict({name: weight.float() for name, weight in weights.items()})
-        theirs, _ = load_exported(made)
+        theirs, _ = load_exported(target)
         ids = torch.randint(0, shape.vocab_size, (2, shape.max_position_embeddings))
         with torch.no_grad():
             difference = float((mine(ids) - theirs(ids).logits).abs().max())
@@ -75,7 +75,7 @@ def export(args: argparse.Namespace) -> None:
             raise SystemExit("the exported model differs from the trained one")
 
         out.mkdir(parents=True, exist_ok=True)
-        for path in sorted(made.iterdir()):
+        for path in sorted(target.iterdir()):
             temporary = out / f".{path.name}.tmp"
             shutil.copyfile(path, temporary)
             os.replace(temporary, out / path.name)

@@ -67,20 +67,20 @@ def split_book(text: str) -> Book:
     """
     docs = documents(text)
     total = sum(len(doc) for doc in docs)
-    wanted = (1.0 - HELD_OUT_SHARE) * total
-    seen, best, best_gap = 0, -1, 0.02 * total
+    training_size = (1.0 - HELD_OUT_SHARE) * total
+    size, best, best_gap = 0, -1, 0.02 * total
     for index, doc in enumerate(docs):
-        if abs(seen - wanted) < best_gap:
-            best, best_gap = index, abs(seen - wanted)
-        seen += len(doc)
+        if abs(size - training_size) < best_gap:
+            best, best_gap = index, abs(size - training_size)
+        size += len(doc)
     if best > 0:
         return Book(docs[:best], docs[best:])
-    seen = 0
+    size = 0
     for index, doc in enumerate(docs):
-        if seen + len(doc) > wanted:
-            cut = doc.index("\n\n", int(wanted - seen))
+        if size + len(doc) > training_size:
+            cut = doc.index("\n\n", int(training_size - size))
             return Book([*docs[:index], doc[:cut]], [doc[cut:].strip(), *docs[index + 1 :]])
-        seen += len(doc)
+        size += len(doc)
     raise ValueError("the book has no text")
 
 

@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.experiments", description=__doc__)
     parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=", ".join(EXPERIMENTS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the experiment")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        code: int = importlib.import_module(f"tools.experiments.{given.name}").main(given.arguments)
+        code: int = importlib.import_module(f"tools.experiments.{options.name}").main(options.arguments)
     except PagewireError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

@@ -72,18 +72,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--qps", type=float, nargs="+", default=[2, 8, 32, math.inf], help="arrival rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    if given.quick:
-        given.requests, given.qps = 60, [8, math.inf]
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.requests, options.qps = 60, [8, math.inf]
     began = time.monotonic()
-    cells = measure(given.qps, given.requests, given.jobs)
-    print(f"Simulated, {given.requests} requests per run, seeds {SEEDS}.")
+    cells = measure(options.qps, options.requests, options.jobs)
+    print(f"Simulated, {options.requests} requests per run, seeds {SEEDS}.")
     for system in SYSTEMS:
         print("\n".join(["", f"### {system.name}", "", *changes(cells, system, CHANGES)]))
         for load in LOADS:
             print("\n".join(["", f"### KV memory, {load}, {system.name}", "", *waste(cells, system, load)]))
     print(f"{len(cells) * len(SEEDS)} runs in {time.monotonic() - began:.0f} s")
-    write(given.output, parser.prog, arguments, simulated=True, runs=[_record(c, runs) for c, runs in cells.items()])
+    write(options.output, parser.prog, arguments, simulated=True, runs=[_record(c, runs) for c, runs in cells.items()])
     return 0
 
 
@@ -92,8 +92,8 @@ def measure(rates: Sequence[float], requests: int, jobs: int | None) -> Cells:
     cells = [Cell(*parts) for parts in product(SYSTEMS, LOADS, rates, dict.fromkeys(CHANGES.values()))]
     runs = [Run(cell, seed, requests) for cell in cells for seed in SEEDS]
     with ProcessPoolExecutor(jobs) as pool:
-        found = iter(pool.map(simulate, runs, chunksize=len(SEEDS)))
-        return {cell: [next(found) for _ in SEEDS] for cell in cells}
+        results = iter(pool.map(simulate, runs, chunksize=len(SEEDS)))
+        return {cell: [next(results) for _ in SEEDS] for cell in cells}
 
 
 def simulate(run: Run) -> dict[str, float]:

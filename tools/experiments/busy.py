@@ -57,12 +57,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=20.0, help="time that is counted, per run")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    pairs = [(window, streams) for streams in given.streams for window in given.windows]
-    runs = [asyncio.run(measure(*pair, given.seconds)) for pair in shown(pairs, "runs")]
+    pairs = [(window, streams) for streams in options.streams for window in options.windows]
+    runs = [asyncio.run(measure(*pair, options.seconds)) for pair in shown(pairs, "runs")]
     print("\n".join(table(runs)))
-    write(given.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
+    write(options.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0
 
 

@@ -88,11 +88,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer at most")
     parser.add_argument("--requests", type=int, help=f"per round; default: two per client, at least {LEAST}")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    rounds = asyncio.run(_measure(given))
+    rounds = asyncio.run(_measure(options))
     print("\n".join(table(rounds)))
-    write(given.output, parser.prog, arguments, model=given.model, runs=[asdict(each) for each in rounds])
+    write(options.output, parser.prog, arguments, model=options.model, runs=[asdict(each) for each in rounds])
     return 0
 
 
@@ -198,19 +198,19 @@ async def ask(url: str, model: str, question: str, limit: int, api_key: str = ""
     return Answer(tokens, arrivals[0], arrivals[-1])
 
 
-async def _measure(given: argparse.Namespace) -> list[Round]:
+async def _measure(options: argparse.Namespace) -> list[Round]:
     questions = cycle(read_questions())
     rounds = []
     try:
-        async with _server(given) as first:
-            servers = [("pagewire", first), *([given.against] if given.against else [])]
-            key = given.api_key
+        async with _server(options) as first:
+            servers = [("pagewire", first), *([options.against] if options.against else [])]
+            key = options.api_key
             for _, url in servers:
-                await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, 16, key)
-            for _, clients in product(range(given.rounds), given.clients):
-                asked = _some(questions, clients, given.requests)
+                await drive(url, options.model, list(islice(questions, WARM_UP)), WARM_UP, 16, key)
+            for _, clients in product(range(options.rounds), options.clients):
+                asked = _some(questions, clients, options.requests)
                 for name, url in servers:
-                    rounds.append(await drive(url, given.model, asked, clients, given.max_tokens, key, name))
+                    rounds.append(await drive(url, options.model, asked, clients, options.max_tokens, key, name))
     except* ConfigurationError as errors:
         raise errors.exceptions[0] from None
     return rounds
@@ -233,10 +233,10 @@ def _some(questions: Iterator[str], clients: int, requests: int | None) -> list[
 
 
 @asynccontextmanager
-async def _server(given: argparse.Namespace) -> AsyncIterator[str]:
-    if given.url:
-        yield given.url.rstrip("/")
+async def _server(options: argparse.Namespace) -> AsyncIterator[str]:
+    if options.url:
+        yield options.url.rstrip("/")
         return
-    settings: dict[str, Any] = {"model": given.model, "served_model_name": given.model, "dtype": given.dtype}
+    settings: dict[str, Any] = {"model": options.model, "served_model_name": options.model, "dtype": options.dtype}
     async with Stack(Settings(**settings, port=0, nats_port=0, log_level="error")) as stack:
         yield (await stack.ready()).http

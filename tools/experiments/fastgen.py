@@ -68,15 +68,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="closed-loop clients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    cells = measure(given.clients, given.budget, given.requests, given.jobs)
+    options = parser.parse_args(arguments)
+    cells = measure(options.clients, options.budget, options.requests, options.jobs)
     print(
-        f"Simulated {SYSTEM.name}, budget {given.budget} tokens (prefill first: prompts up to {SYSTEM.longest} a step),"
-        f" {given.requests or '4 per client and 32'} requests per run, means of seeds {SEEDS}.\n"
+        f"Simulated {SYSTEM.name}, budget {options.budget} tokens (prefill first: prompts up to {SYSTEM.longest} a"
+        f" step), {options.requests or '4 per client and 32'} requests per run, means of seeds {SEEDS}.\n"
     )
     print("\n".join(summary(cells)))
-    records = [{"budget": given.budget, **cell._asdict(), "seeds": runs} for cell, runs in cells.items()]
-    write(given.output, parser.prog, arguments, simulated=True, runs=records)
+    records = [{"budget": options.budget, **cell._asdict(), "seeds": runs} for cell, runs in cells.items()]
+    write(options.output, parser.prog, arguments, simulated=True, runs=records)
     return 0
 
 

@@ -56,11 +56,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns in which the samples are taken")
     parser.add_argument("--model", default="bundled", help="folder; the bundled model by default")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = asyncio.run(_measure(given))
+    runs = asyncio.run(_measure(options))
     print("\n".join(table(runs)))
-    write(given.output, parser.prog, arguments, runs=[asdict(run) for run in runs])
+    write(options.output, parser.prog, arguments, runs=[asdict(run) for run in runs])
     return 0
 
 
@@ -78,14 +78,14 @@ def table(runs: Sequence[Run]) -> list[str]:
     )
 
 
-async def _measure(given: argparse.Namespace) -> list[Run]:
-    runs = [Run(window) for window in given.windows]
-    for _ in range(given.rounds):
+async def _measure(options: argparse.Namespace) -> list[Run]:
+    runs = [Run(window) for window in options.windows]
+    for _ in range(options.rounds):
         for run in runs:
-            settings = Settings(model=given.model, nats_port=0, lease_window=run.window, log_level="warning")
+            settings = Settings(model=options.model, nats_port=0, lease_window=run.window, log_level="warning")
             async with Stack(settings, PIPELINE) as stack:
                 address = await stack.ready()
-                await _round(run, address.nats, given.streams, given.samples // given.rounds)
+                await _round(run, address.nats, options.streams, options.samples // options.rounds)
     return runs
 
 

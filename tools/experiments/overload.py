@@ -95,11 +95,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=64, help="slots")
     parser.add_argument("--max-queue-wait", default="10s", help="the setting; none: it is left out")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    run = asyncio.run(measure(given.streams, given.steady, given.factor, given.seconds, given.max_queue_wait))
+    run = asyncio.run(measure(options.streams, options.steady, options.factor, options.seconds, options.max_queue_wait))
     print("\n".join(table(run)))
-    write(given.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run)])
+    write(options.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run)])
     return 0
 
 

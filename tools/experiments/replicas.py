@@ -54,11 +54,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=16, help="streams per replica")
     parser.add_argument("--seconds", type=float, default=30.0, help="time that is counted, per run")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [asyncio.run(measure(replicas, given.streams, given.seconds)) for replicas in shown(given.replicas, "runs")]
+    runs = [
+        asyncio.run(measure(replicas, options.streams, options.seconds)) for replicas in shown(options.replicas, "runs")
+    ]
     print("\n".join(table(runs)))
-    write(given.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
+    write(options.output, parser.prog, arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0
 
 

@@ -78,17 +78,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--jobs", type=int, help="processes; as many as there are cores by default")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    loads = [Load(clients, given.think, given.seconds, given.seed) for clients in given.clients]
-    with ProcessPoolExecutor(given.jobs) as pool:
-        runs = list(pool.map(measure, *zip(*product(given.replicas, loads), strict=True)))
+    options = parser.parse_args(arguments)
+    loads = [Load(clients, options.think, options.seconds, options.seed) for clients in options.clients]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        runs = list(pool.map(measure, *zip(*product(options.replicas, loads), strict=True)))
     runs.sort(key=lambda run: (run.clients, run.replicas))
     print("\n".join([f"Simulated: {SYSTEM.name} each, {SLOTS} slots.", "", *table(runs)]))
-    many = streams.measure(SYSTEM, given.streams, given.seed)
+    many = streams.measure(SYSTEM, options.streams, options.seed)
     print("\n".join(["", f"Simulated: one {SYSTEM.name}, ShareGPT lengths.", "", *streams.table(many)]))
     about = {"simulated": True, "system": asdict(SYSTEM), "loads": [asdict(load) for load in loads]}
     write(
-        given.output,
+        options.output,
         parser.prog,
         arguments,
         **about,

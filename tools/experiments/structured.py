@@ -101,13 +101,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--turns", type=int, default=3, help="turns of the two batches; 0: no times are taken")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="folder, file or short name")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="error"), service="bench")
-    schemas = _read(given.schemas)[: given.limit] if given.schemas else []
-    outputs, times = asyncio.run(_measure(given.model, schemas, given.turns, compact=given.compact))
+    schemas = _read(options.schemas)[: options.limit] if options.schemas else []
+    outputs, times = asyncio.run(_measure(options.model, schemas, options.turns, compact=options.compact))
     print("\n".join([*output_table(outputs), "", *time_table(times)]))
     write(
-        given.output,
+        options.output,
         parser.prog,
         arguments,
         outputs=[asdict(found) for found in outputs],

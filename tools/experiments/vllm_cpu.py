@@ -47,16 +47,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="starts of each server; figures are medians")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    if not os.access(given.vllm, os.X_OK):
-        print(f"vllm_cpu: {given.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
+    options = parser.parse_args(arguments)
+    if not os.access(options.vllm, os.X_OK):
+        print(f"vllm_cpu: {options.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as name:
-        found, starts = _measure(given, Path(name))
+        found, starts = _measure(options, Path(name))
     print("\n".join(table(found)))
     print("ready after seconds: " + ", ".join(f"{side} {statistics.median(s):.1f}" for side, s in starts.items()))
-    run = {"model": given.model, "prompts": given.prompts, "temperature": given.temperature}
-    write(given.output, parser.prog, arguments, runs=[run | {"figures": found, "ready": starts}])
+    run = {"model": options.model, "prompts": options.prompts, "temperature": options.temperature}
+    write(options.output, parser.prog, arguments, runs=[run | {"figures": found, "ready": starts}])
     return 0
 
 
@@ -116,45 +116,45 @@ def _ratio(key: str, ours: Figures, theirs: Figures) -> float:
     return ours[key] / theirs[key] if key == "output_throughput" else theirs[key] / ours[key]
 
 
-def _measure(given: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, list[float]]]:
+def _measure(options: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, list[float]]]:
     """Returns the figures of both sides by clients, and the seconds until each was ready; who goes first alternates."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
-    write_model(given.model, model)
+    write_model(options.model, model)
     write_prompts(prompts, PROMPTS)
-    commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"], "vllm": [str(given.vllm), "serve"]}
-    found: Found = {side: {c: [] for c in given.clients} for side in commands}
+    commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"], "vllm": [str(options.vllm), "serve"]}
+    found: Found = {side: {c: [] for c in options.clients} for side in commands}
     starts: dict[str, list[float]] = {side: [] for side in commands}
-    for turn in range(given.rounds):
+    for turn in range(options.rounds):
         for side in list(commands)[:: -1 if turn % 2 else 1]:
             port = free_port()
             command = [*commands[side], str(model), "--port", str(port), *chain.from_iterable(COMMON.items())]
             with server(command, port, folder / "log") as seconds:
                 starts[side].append(seconds)
                 address = f"http://127.0.0.1:{port}"
-                load = [str(given.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
-                _drive([*load, *_random("32x8")], 4, 8, given.temperature)  # nobody is measured cold
-                wanted = _conversations(prompts) if given.prompts == "sharegpt" else _random(given.prompts)
-                for clients in given.clients:
+                load = [str(options.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
+                _drive([*load, *_random("32x8")], 4, 8, options.temperature)  # nobody is measured cold
+                dataset = _conversations(prompts) if options.prompts == "sharegpt" else _random(options.prompts)
+                for clients in options.clients:
                     count = max(2 * clients, LEAST)
-                    found[side][clients].append(_drive([*load, *wanted], clients, count, given.temperature))
+                    found[side][clients].append(_drive([*load, *dataset], clients, count, options.temperature))
     return found, starts
 
 
 def _prompts(text: str) -> str:
-    given, _, wanted = text.partition("x")
-    if text != "sharegpt" and not (given.isdecimal() and wanted.isdecimal()):
+    prompt, _, output = text.partition("x")
+    if text != "sharegpt" and not (prompt.isdecimal() and output.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text} is neither sharegpt nor INxOUT, such as 200x180")
     return text
 
 
 def _random(size: str) -> list[str]:
-    given, wanted = size.split("x")
-    return ["--dataset-name", "random", "--random-input-len", given, "--random-output-len", wanted]
+    prompt, output = size.split("x")
+    return ["--dataset-name", "random", "--random-input-len", prompt, "--random-output-len", output]
 
 
 def _conversations(file: Path) -> list[str]:
-    given = ["--dataset-name", "custom", "--dataset-path", str(file)]
-    return [*given, "--custom-output-len", "-1", "--skip-chat-template"]
+    options = ["--dataset-name", "custom", "--dataset-path", str(file)]
+    return [*options, "--custom-output-len", "-1", "--skip-chat-template"]
 
 
 def _drive(load: list[str], clients: int, count: int, temperature: float) -> Figures:

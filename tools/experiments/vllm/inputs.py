@@ -47,8 +47,8 @@ def tokenizer() -> Tokenizer:
 
 def write_model(name: str, folder: Path) -> None:
     """Writes the model `name` of `MODELS` with random weights in bf16, and its tokenizer."""
-    given = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=_END, eos_token=_END, pad_token=_END)
-    end = given.eos_token_id
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=_END, eos_token=_END, pad_token=_END)
+    end = fast.eos_token_id
     config = AutoConfig.for_model(
         vocab_size=VOCABULARY,
         max_position_embeddings=8192,
@@ -59,7 +59,7 @@ def write_model(name: str, folder: Path) -> None:
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    given.save_pretrained(folder)
+    fast.save_pretrained(folder)
 
 
 def write_prompts(file: Path, count: int, seed: int = 42) -> None:
