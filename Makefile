@@ -65,14 +65,15 @@ CLUSTERS := $(filter %/test_cluster.py,$(ALONE))
 # First what needs no quiet machine, side by side.
 test: install
 	$(MAKE) --jobs 3 --output-sync=line lint kernels beside MARKS='not full and not cuda and not alone'
-	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not full and not cuda'
+	$(MAKE) --jobs 2 alone clusters MARKS='alone and not full and not cuda'
 
 test-all: install
 	$(MAKE) --jobs 3 --output-sync=line lint kernels beside MARKS='not cuda and not alone'
-	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not cuda'
+	$(MAKE) --jobs 2 alone clusters MARKS='alone and not cuda'
 
+# The + keeps --output-sync from holding back the line of progress that pytest writes every minute.
 beside:
-	$(BIN)/pytest $(BESIDE) -m '$(MARKS)'
+	+$(BIN)/pytest $(BESIDE) -m '$(MARKS)'
 
 alone:
 	$(BIN)/pytest -m '$(MARKS)' $(filter-out $(CLUSTERS),$(ALONE))

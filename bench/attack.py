@@ -44,7 +44,7 @@ class Flood:
     """The request up to a long text."""
     tail: str
     status: int
-    """Of the refusal."""
+    """HTTP status of the refusal, or the code of its frame."""
 
     def body(self, size: int) -> bytes:
         """Returns a request of `size` bytes."""
@@ -88,7 +88,7 @@ class Siege:
     answer_ms: float
     """Time of the honest request."""
     memory: float
-    """What the gateway has grown by, in MB."""
+    """Memory that the gateway has gained, in MB."""
 
 
 def main(arguments: list[str]) -> int:
@@ -98,14 +98,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slow", type=int, default=500, help="connections that send a byte at a time, of each kind")
     parser.add_argument("--idle", type=int, default=2000, help="connections that send nothing")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    growths, sieges = asyncio.run(_measure(given.requests, given.slow, given.idle))
+    growths, sieges = asyncio.run(_measure(options.requests, options.slow, options.idle))
     print("\n".join(floods_table(growths)))
     print()
     print("\n".join(sieges_table(sieges)))
     write(
-        given.output, "attack", arguments, floods=[asdict(each) for each in growths], sieges=[asdict(s) for s in sieges]
+        options.output,
+        parser.prog,
+        arguments,
+        floods=[asdict(each) for each in growths],
+        sieges=[asdict(each) for each in sieges],
     )
     return 0
 

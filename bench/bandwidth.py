@@ -40,11 +40,11 @@ K_QUANTS: Mapping[str, tuple[int, int, bool]] = {"q4_k": (4, 32, True), "q5_k": 
 
 @dataclass
 class Run:
-    """What was measured with one scheme."""
+    """Figures of one scheme."""
 
     scheme: str
     nbytes: int
-    """Of all weights."""
+    """Bytes of all weights."""
     product_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
 
@@ -62,12 +62,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of products and read")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    kernels = CpuKernels(build.load(), given.threads)
-    runs = [measure(kernels, scheme, given.layers, given.turns) for scheme in given.schemes]
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    kernels = CpuKernels(build.load(), options.threads)
+    runs = [measure(kernels, scheme, options.layers, options.turns) for scheme in options.schemes]
     print("\n".join(table(runs)))
-    write(given.output, "bandwidth", arguments, threads=given.threads, runs=[asdict(run) for run in runs])
+    write(options.output, parser.prog, arguments, threads=options.threads, runs=[asdict(run) for run in runs])
     return 0
 
 
@@ -105,8 +105,8 @@ def table(runs: Sequence[Run]) -> list[str]:
 
 def _matrices(kernels: CpuKernels, stored: str, vocabulary: str, layers: int) -> list[Packed]:
     """Returns the matrices of a step, each with memory of its own."""
-    found = [matrix for shape in LAYER for matrix in _packed(kernels, shape, stored, layers)]
-    return [*found, *_packed(kernels, VOCABULARY, vocabulary, 1)]
+    matrices = [matrix for shape in LAYER for matrix in _packed(kernels, shape, stored, layers)]
+    return [*matrices, *_packed(kernels, VOCABULARY, vocabulary, 1)]
 
 
 def _packed(kernels: CpuKernels, shape: tuple[int, int], stored: str, copies: int) -> list[Packed]:
@@ -114,10 +114,10 @@ def _packed(kernels: CpuKernels, shape: tuple[int, int], stored: str, copies: in
         weight = torch.randn(shape, dtype=torch.bfloat16)
         return [kernels.pack(weight) for _ in range(copies)]
     if stored in K_QUANTS:
-        found = _k_quant(shape, *K_QUANTS[stored])
+        matrices = _k_quant(shape, *K_QUANTS[stored])
     else:
-        found = round_weights(torch.randn(shape), int(stored.removeprefix("int")))
-    fields = (found.codes, found.bits, found.scales, found.zero, found.minima)
+        matrices = round_weights(torch.randn(shape), int(stored.removeprefix("int")))
+    fields = (matrices.codes, matrices.bits, matrices.scales, matrices.zero, matrices.minima)
     return [kernels.pack_integers(*fields) for _ in range(copies)]
 
 

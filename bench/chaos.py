@@ -69,22 +69,22 @@ def main(arguments: list[str]) -> int:
         "--kinds", type=select, default=KINDS, help=f"such as kill:executor,stop; all: {' '.join(KINDS)}"
     )
     parser.add_argument("--json", type=json_file, dest="output", help="JSON file for the raw results")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logs.configure(Settings(log_level="error"), service="bench")
     runs = []
-    for device in given.device:
+    for device in options.device:
         settings = Settings(
-            model=given.model,
+            model=options.model,
             device=device,
-            data_parallel_size=given.executors,
+            data_parallel_size=options.executors,
             seed=1,  # of requests without a seed of their own: a simulated device draws all tokens by seed
             num_kv_blocks=2048,
             log_level="error",
         )
-        run = asyncio.run(measure(settings, given.seed, given.minutes * 60, given.kinds, given.clients))
+        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, options.kinds, options.clients))
         print("\n".join(report(run)))
         runs.append(run)
-    write(given.output, "chaos", arguments, runs=[_raw(run) for run in runs])
+    write(options.output, parser.prog, arguments, runs=[_raw(run) for run in runs])
     return int(any(run.failed for run in runs))
 
 
@@ -115,7 +115,7 @@ async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence
     run = Run(settings.device, settings.data_parallel_size)
     async with arena(settings) as stack:
         requests = mixture(seed, TOKENS[settings.device.partition(":")[0]])
-        wanted = await answers(stack.address, requests)
+        expected = await answers(stack.address, requests)
         run.cold_start = await stack.cold_start()
         run.start = time.monotonic()
         ending = asyncio.Event()
@@ -130,7 +130,7 @@ async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence
             finally:
                 ending.set()
         run.seconds = time.monotonic() - run.start
-    run.ended = [figures.examine(request, wanted[request.number], each, run.faults) for request, each in seen]
+    run.ended = [figures.examine(request, expected[request.number], each, run.faults) for request, each in seen]
     return run
 
 

@@ -54,10 +54,10 @@ def main(arguments: list[str]) -> int:
     """Prints a line per service; returns 1 if one of them costs too much."""
     parser = argparse.ArgumentParser(prog="pagewire bench cost", description=__doc__)
     parser.add_argument("--services", nargs="+", default=list(COSTS), choices=COSTS, metavar="NAME", help="names")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(f"{'service':>24} {'unit':>12} {'CPU us':>8} {'cost':>8} {'recorded':>8} {'ratio':>6}")
     code = 0
-    for name in given.services:
+    for name in options.services:
         cost, reading = COSTS[name], read(name)
         print(
             f"{name:>24} {cost.unit:>12} {reading.microseconds:>8.2f} {reading.cost:>8.4f} {cost.recorded:>8.4f}"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from typing_extensions import override
 
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
@@ -75,7 +76,7 @@ EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-"""Of families that are mixtures, where the shape has none: their own would be too large."""
+"""Experts of families that are mixtures, where the shape names none: their own would be too large."""
 NATIVE: Mapping[str, str] = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES}
 """The architectures with a file of their own, by model_type."""
 OTHERS = ("plain", "transformers", "int8-kv")
@@ -93,7 +94,7 @@ class Case:
     context: int
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    """Of all threads together; less noisy than wall time where other programs use the cores too."""
+    """CPU time of all threads together, which other programs on the cores disturb less than wall time."""
     shares: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -102,12 +103,11 @@ class Case:
         return statistics.median(self.wall_ms)
 
 
-class Timed:
+class Timed(Backend):
     """Wraps a backend, and counts the seconds spent in it and in the products of a model."""
 
     def __init__(self, model: CausalLM, backend: Backend) -> None:
         self.layers = backend.layers
-        self.reduce_logprobs = backend.reduce_logprobs  # not counted: no row asks for any
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._backend = backend
         self._before = dict(self._spent)
@@ -135,19 +135,23 @@ class Timed:
         spent = self._spent
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
+    @override
     def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        """See `Backend.attention`."""
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
 
+    @override
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
-        """See `Backend.edit`."""
         self._timed("sampling", self._backend.edit)(logits, slots, rows, positions)
 
+    @override
     def sample(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> Int64:
-        """See `Backend.sample`."""
         tokens: Int64 = self._timed("sampling", self._backend.sample)(logits, slots, rows, positions)
         return tokens
+
+    @override
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        return self._backend.reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
 
     def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -174,20 +178,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32"], help="of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a step")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     print(
         f"{'family':>12} {'model':>5} {'rows':>4} {'context':>7} {'path':>12} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
         + "".join(f" {part:>9}" for part in (*PARTS, "other"))
     )
     cases = []
-    for family, name, rows, context in product(given.families, given.models, given.rows, given.contexts):
-        pair = [Case(path, family, name, rows, context) for path in ("compiled", given.against)]
-        _measure(pair, given)
+    for family, name, rows, context in product(options.families, options.models, options.rows, options.contexts):
+        pair = [Case(path, family, name, rows, context) for path in ("compiled", options.against)]
+        _measure(pair, options)
         cases += pair
         for case in pair:
             print(line(case, pair[1].ms / case.ms), flush=True)
-    write(given.output, "cpu_step", arguments, runs=[asdict(case) for case in cases])
+    write(options.output, parser.prog, arguments, runs=[asdict(case) for case in cases])
     return 0
 
 
@@ -203,25 +207,25 @@ def line(case: Case, ratio: float) -> str:
 
 def by_family(cases: Sequence[Case]) -> list[str]:
     """Returns the time of a step by family and rows, and the speed relative to the other path, in Markdown."""
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    by_path: dict[str, dict[int, dict[str, float]]] = {}
     for case in cases:
-        found.setdefault(case.family, {}).setdefault(case.rows, {})[case.path] = case.ms
+        by_path.setdefault(case.family, {}).setdefault(case.rows, {})[case.path] = case.ms
     counts = sorted({case.rows for case in cases})
     lines = []
-    for family, times in found.items():
+    for family, times in by_path.items():
         pairs = [(times[rows]["compiled"], times[rows][cases[1].path]) for rows in counts]
         lines.append(" | ".join([family, *(f"{ours:.1f} ({theirs / ours:.2f}x)" for ours, theirs in pairs)]))
     return markdown(" | ".join(["family, ms by rows", *map(str, counts)]), lines)
 
 
-def _measure(cases: Sequence[Case], given: argparse.Namespace) -> None:
+def _measure(cases: Sequence[Case], options: argparse.Namespace) -> None:
     """Measures both paths in turn."""
-    devices = [_device(case, given) for case in cases]
-    batch = _batch(cases[0].rows, cases[0].context, given.query_len)
+    devices = [_device(case, options) for case in cases]
+    batch = _batch(cases[0].rows, cases[0].context, options.query_len)
     for device, timed in devices:
         device.launch(batch).wait()
         timed.start()
-    until = time.perf_counter() + given.seconds
+    until = time.perf_counter() + options.seconds
     while time.perf_counter() < until or len(cases[0].wall_ms) < 5:
         for (device, _), case in zip(devices, cases, strict=True):
             began, used = time.perf_counter(), time.process_time()
@@ -234,21 +238,21 @@ def _measure(cases: Sequence[Case], given: argparse.Namespace) -> None:
         case.shares["other"] = 1 - sum(case.shares.values())
 
 
-def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
+def _device(case: Case, options: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = multiplies_bf16(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if bf16 or case.path != "plain" else torch.float32
-    if given.dtype == "float32":
+    if options.dtype == "float32":
         dtype = torch.float32
     model = _by_transformers(case, dtype) if case.path == "transformers" else _native(case, dtype)
-    entries, windows = -(-(case.context + given.query_len) // BLOCK_SIZE), model.spec.groups.windows
+    entries, windows = -(-(case.context + options.query_len) // BLOCK_SIZE), model.spec.groups.windows
     blocks = entries * len(windows)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, entries * BLOCK_SIZE, VOCABULARY, windows=windows)
     backend: Backend
     if case.path == "plain":
         backend = PyTorchBackend(model.spec, capacity, dtype)
     else:
-        kernels = CpuKernels(build.load(), given.threads)
+        kernels = CpuKernels(build.load(), options.threads)
         backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
         if isinstance(model, TransformersLM):
             model = prove(model, partial(CompiledBackend, kernels), BLOCK_SIZE, MAX_MODEL_LEN)
@@ -262,7 +266,7 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     device = CpuDevice(model, capacity, timed, cores)
     ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
     for slot in range(case.rows):
-        sampling = record(temperature=given.temperature, top_p=given.top_p, key=sequence_key(0, slot, 0))
+        sampling = record(temperature=options.temperature, top_p=options.top_p, key=sequence_key(0, slot, 0))
         device.add(slot, ids[slot].tolist(), sampling)
     return device, timed
 

@@ -154,12 +154,12 @@ def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]
         except (RuntimeError, TritonError, PagewireError) as error:  # the GPU may be lent for this hour only
             failures[name] = str(error)
             print(f"\n### {name}\n\nfailed: {error}", flush=True)
-            write(given.output, "gpu", arguments, **results, failures=failures)
+            write(given.output, "pagewire bench gpu", arguments, **results, failures=failures)
             continue
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
         syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
-        write(given.output, "gpu", arguments, **results, failures=failures)
+        write(given.output, "pagewire bench gpu", arguments, **results, failures=failures)
     if syncs:
         print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
     return int(syncs > 0 or bool(failures))

@@ -77,17 +77,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])
     parser.add_argument("--waiting", type=int, default=0, help="more streams, over HTTP only, that wait meanwhile")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    if given.waiting and given.transport != ["http"]:
+    options = parser.parse_args(arguments)
+    if options.waiting and options.transport != ["http"]:
         parser.error("--waiting needs --transport http")
     logs.configure(Settings(log_level="warning"), service="bench")
-    wanted = list(product(given.transport, given.streams))
-    runs = [asyncio.run(_run(*run, given.seconds, given.waiting)) for run in shown(wanted, "runs")]
+    cells = list(product(options.transport, options.streams))
+    runs = [asyncio.run(_run(*run, options.seconds, options.waiting)) for run in shown(cells, "runs")]
     print("\n".join(table(runs)))
-    if given.waiting:
+    if options.waiting:
         print()
         print("\n".join(waiting_table(runs)))
-    write(given.output, "pipeline", arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
+    write(options.output, parser.prog, arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
     return 0
 
 

@@ -67,7 +67,7 @@ class Run:
     """Without the token that ends an answer."""
     right: list[bool]
     perplexity: float | None = None
-    """Of the text in `_quality/perplexity.py`; None: it was not measured."""
+    """Perplexity of the text in `_quality/perplexity.py`; None: it was not measured."""
 
     @property
     def share(self) -> float:
@@ -93,17 +93,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="where Pagewire computes")
     parser.add_argument("--reference", choices=[REFERENCE], help="who answers on the same weights too")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     questions = read_questions()
-    sides = list(itertools.product(given.weights, given.kv_cache_dtype))
-    runs = [served(given.model, questions, *side, given.device) for side in shown(sides, "runs")]
-    reference = referred(given.model, questions) if given.reference else None
+    sides = list(itertools.product(options.weights, options.kv_cache_dtype))
+    runs = [served(options.model, questions, *side, options.device) for side in shown(sides, "runs")]
+    reference = referred(options.model, questions) if options.reference else None
     print("\n".join(table(runs, reference)))
     if reference is not None:
         print("\n".join(differences(questions, runs, reference)))
     both = [*runs, *([reference] if reference else [])]
     found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in both]
-    write(given.output, "quality", arguments, model=given.model, runs=found)
+    write(options.output, parser.prog, arguments, model=options.model, runs=found)
     return 0
 
 

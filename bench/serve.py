@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Record:
-    """What the client of one request has seen. Times are in seconds from its sending."""
+    """Observations of the client of one request. Times are seconds from its sending."""
 
     sent: float
     """Seconds from the start."""
@@ -88,15 +88,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=0)
     add_output(parser)
-    given = parser.parse_args(arguments)
-    prompts = list(_prompts(given))
-    model = given.model or first_model(given.url, given.api_key)
-    records = asyncio.run(_run(given, prompts, model))
-    figures = summarize(records, dict(given.goodput))
+    options = parser.parse_args(arguments)
+    prompts = list(_prompts(options))
+    model = options.model or first_model(options.url, options.api_key)
+    records = asyncio.run(_run(options, prompts, model))
+    figures = summarize(records, dict(options.goodput))
     print("\n".join(table(figures)))
     for reason in sorted({record.error for record in records if record.error})[:5]:
         print(f"failed: {reason}", file=sys.stderr)
-    write(given.output, "serve", arguments, model=model, figures=figures, records=[asdict(each) for each in records])
+    write(options.output, parser.prog, arguments, model=model, figures=figures, records=list(map(asdict, records)))
     return 1 if figures["failed"] else 0
 
 
@@ -175,39 +175,39 @@ def table(figures: dict[str, Any]) -> list[str]:
     return [ended + rates + both + good, "", *markdown("| mean | median | std | p99", rows)]
 
 
-def _prompts(given: argparse.Namespace) -> Iterator[Prompt]:
-    draw = random.Random(given.seed)
-    times = arrivals(given.num_prompts, given.request_rate, given.burstiness, draw)
-    if given.dataset_path is None:
+def _prompts(options: argparse.Namespace) -> Iterator[Prompt]:
+    draw = random.Random(options.seed)
+    times = arrivals(options.num_prompts, options.request_rate, options.burstiness, draw)
+    if options.dataset_path is None:
         for number, moment in enumerate(times):
-            text = f"{number} " + " ".join(draw.choices(WORDS, k=given.random_input_len))
-            yield Prompt(text, given.random_output_len, moment)
+            text = f"{number} " + " ".join(draw.choices(WORDS, k=options.random_input_len))
+            yield Prompt(text, options.random_output_len, moment)
         return
     try:
-        lines = [json.loads(line) for line in given.dataset_path.read_text().splitlines() if line.strip()]
+        lines = [json.loads(line) for line in options.dataset_path.read_text().splitlines() if line.strip()]
         for line, moment in zip(lines, times, strict=False):
-            tokens = int(line.get("output_tokens", given.random_output_len))
+            tokens = int(line.get("output_tokens", options.random_output_len))
             yield Prompt(str(line["prompt"]), tokens, float(line.get("at", moment)))
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise ConfigurationError(f"{given.dataset_path} has no prompts, one a line: {error!r}") from error
+        raise ConfigurationError(f"{options.dataset_path} has no prompts, one a line: {error!r}") from error
 
 
-async def _run(given: argparse.Namespace, prompts: Sequence[Prompt], model: str) -> list[Record]:
-    room = asyncio.Semaphore(given.max_concurrency or len(prompts) or 1)
+async def _run(options: argparse.Namespace, prompts: Sequence[Prompt], model: str) -> list[Record]:
+    room = asyncio.Semaphore(options.max_concurrency or len(prompts) or 1)
     start = time.perf_counter()
     with tqdm(total=len(prompts), unit="request", disable=not sys.stderr.isatty()) as bar:
 
         async def ask(prompt: Prompt) -> Record:
             await asyncio.sleep(prompt.at - (time.perf_counter() - start))
             async with room:
-                record = await _ask(given, prompt, model, start)
+                record = await _ask(options, prompt, model, start)
             bar.update()
             return record
 
         return await asyncio.gather(*map(ask, prompts))
 
 
-async def _ask(given: argparse.Namespace, prompt: Prompt, model: str, start: float) -> Record:
+async def _ask(options: argparse.Namespace, prompt: Prompt, model: str, start: float) -> Record:
     body: dict[str, Any] = {
         "model": model,
         "stream": True,
@@ -215,16 +215,16 @@ async def _ask(given: argparse.Namespace, prompt: Prompt, model: str, start: flo
         "max_tokens": prompt.max_tokens,
         "temperature": 0.0,
     }
-    if given.ignore_eos:
+    if options.ignore_eos:
         body["ignore_eos"] = True
-    if given.backend == "openai":
+    if options.backend == "openai":
         body["prompt"] = prompt.text
     else:
         body["messages"] = [{"role": "user", "content": prompt.text}]
     sent = time.perf_counter()
     record = Record(sent - start)
     try:
-        async for event in post(given.url.rstrip("/") + PATHS[given.backend], body, given.api_key):
+        async for event in post(options.url.rstrip("/") + PATHS[options.backend], body, options.api_key):
             record.ended = time.perf_counter() - sent
             if "error" in event:
                 record.error = str(event["error"])

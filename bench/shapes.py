@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagewire bench shapes", description=__doc__)
     parser.add_argument("name", choices=SHAPES, metavar="NAME", help=", ".join(SHAPES))
     parser.add_argument("folder", type=Path, help="is made if it does not exist")
-    given = parser.parse_args(arguments)
-    write_folder(given.name, given.folder)
-    print(f"{given.folder}: {given.name} without weights")
+    options = parser.parse_args(arguments)
+    write_folder(options.name, options.folder)
+    print(f"{options.folder}: {options.name} without weights")
     return 0

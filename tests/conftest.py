@@ -11,6 +11,10 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
+from pagewire import AsyncClient
+from tests.support.progress import Progress
+from tests.support.waiting import PATIENCE
+
 # The tests and the services that they start share two cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -39,8 +43,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "pipeline" not in item.path.parts)
 
 
-def pytest_configure() -> None:
-    """Imports for the collection of tests leave no garbage to search for."""
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shows progress, but not in a worker, and gives requests a deadline that no machine is too slow for.
+
+    Imports for the collection of tests leave no garbage to search for.
+    """
+    defaults = AsyncClient.stream.__kwdefaults__
+    assert defaults is not None
+    defaults["timeout"] = PATIENCE
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(terminal.write_line))
     gc.disable()
 
 
@@ -51,9 +65,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio."""
+    """Async tests run on asyncio; those with an async fixture of their module share its loop."""
     return "asyncio"
 
 

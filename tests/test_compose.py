@@ -20,6 +20,7 @@ from pagewire.embedded.stack import REPLICATED
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import FIELDS, Settings, variable
+from tests.support.processes import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -50,11 +51,6 @@ def _value(match: re.Match[str]) -> str:
     name, default = match[1], match[2]
     assert name in SECRETS or default is not None, f"{name} has no default"
     return SECRETS.get(name, default or "")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def command_of(service: dict[str, Any]) -> list[str]:
@@ -113,7 +109,7 @@ async def test_the_containers_serve_a_request(tmp_path: Path) -> None:
         moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
         place = [flag, str(moved), "--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
         running.enter_context(process([script, secrets, *place], services["nats"]["environment"]))
-        await until(lambda: listens(nats), timeout=30)
+        await until(lambda: listens(nats))
         environments = {}
         for name in SERVICES:
             secrets = mount(tmp_path / name, services[name])
@@ -122,7 +118,7 @@ async def test_the_containers_serve_a_request(tmp_path: Path) -> None:
                 environment |= {"PAGEWIRE_HOST": "127.0.0.1", "PAGEWIRE_PORT": http}
             environments[name] = {key: str(value).replace(folder, secrets) for key, value in environment.items()}
             running.enter_context(process(command_of(services[name]), environments[name]))
-        await until(lambda: ready("gateway", environments["gateway"]), timeout=60)
+        await until(lambda: ready("gateway", environments["gateway"]))
         assert all(ready(name, environments[name]) for name in SERVICES)
         key = SECRETS["PAGEWIRE_API_KEY"]
         with openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key=key, max_retries=0) as client:

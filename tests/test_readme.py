@@ -12,6 +12,7 @@ import pytest
 
 from tests.pagewire.serving import COMMAND, Served, serving
 from tests.support.default_model import default_model
+from tests.support.waiting import PATIENCE
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -53,7 +54,7 @@ def test_a_command_of_the_readme_runs(command: list[str], stack: Served) -> None
         input="What is the capital of Japan?",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 0, run.stderr
@@ -66,7 +67,7 @@ def test_an_example_of_the_readme_runs(code: str, stack: Served) -> None:
     here = here.replace("Client()", f"Client({stack.nats!r})").replace(
         "LLM()", "LLM(num_kv_blocks=64, max_model_len=512)"
     )
-    run = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.pagewire.serving import serving
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 NAMESAKES = ("bench", "kernels", "services", "shared", "tests", "tools")
@@ -82,6 +83,6 @@ def test_the_wheel_serves_from_a_project_with_the_same_names(installed: Path, pr
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100)
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -14,7 +14,7 @@ COMMAND = ("pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner
 
 
 def main(lock: str) -> int:
-    """Returns 1 if a package has a known vulnerability."""
+    """Returns 1 if a package has a known flaw."""
     if find_spec("pip_audit") is None:
         print("audit skipped: pip-audit is not installed")
         return 0

@@ -58,7 +58,7 @@ class Seen:
     """Connections that have broken and were replaced."""
     refusals: list[Refusal] = field(default_factory=list)
     broken_off: list[dict[int, SeenChoice]] = field(default_factory=list)
-    """What earlier connections had brought."""
+    """Choices that earlier connections brought."""
     conflicts: list[str] = field(default_factory=list)
     """Frames for the same place that were not the same: a reader that does not drop repetitions sees both."""
 
@@ -78,7 +78,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one request."""
+    """The judgement of one request."""
 
     outcome: str
     """`EXACT` or one of `FAILURES`."""
@@ -120,14 +120,14 @@ def is_repetition(first: Delta, again: Delta) -> bool:
 def _judge_choice(request: Request, wanted: Seen, seen: Seen, index: int) -> Verdict:
     if index not in wanted.choices:
         return Verdict(WRONG, f"there is a choice {index}")
-    expected, found = wanted.choices[index], seen.choice(index)
-    if found == expected:
+    expected, actual = wanted.choices[index], seen.choice(index)
+    if actual == expected:
         return Verdict(EXACT)
-    difference = f"choice {index}: {_difference(wanted, index, found)}"
-    if request.cancel_after and seen.cancelled and _begins(expected, found):
+    difference = f"choice {index}: {_difference(wanted, index, actual)}"
+    if request.cancel_after and seen.cancelled and _begins(expected, actual):
         ends = {None} if not seen.complete else {"cancelled"}
-        return Verdict(EXACT) if found.finish_reason in ends else Verdict(WRONG, difference)
-    want, have = _units(expected, found)
+        return Verdict(EXACT) if actual.finish_reason in ends else Verdict(WRONG, difference)
+    want, have = _units(expected, actual)
     if want == have:
         return Verdict(WRONG, difference)
     if sorted(want) == sorted(have):
@@ -139,11 +139,11 @@ def _judge_choice(request: Request, wanted: Seen, seen: Seen, index: int) -> Ver
     return Verdict(WRONG, difference)
 
 
-def _units(expected: SeenChoice, found: SeenChoice) -> tuple[Sequence[int | str], Sequence[int | str]]:
+def _units(expected: SeenChoice, actual: SeenChoice) -> tuple[Sequence[int | str], Sequence[int | str]]:
     """Returns what is compared: token ids, or the words of texts without them."""
     if expected.token_ids:
-        return expected.token_ids, found.token_ids
-    return expected.text.split(" "), found.text.split(" ")
+        return expected.token_ids, actual.token_ids
+    return expected.text.split(" "), actual.text.split(" ")
 
 
 def _begins(expected: SeenChoice, part: SeenChoice) -> bool:
@@ -156,14 +156,14 @@ def _is_subsequence(part: Sequence[int | str], whole: Sequence[int | str]) -> bo
     return all(any(other == unit for other in rest) for unit in part)
 
 
-def _difference(wanted: Seen, index: int, found: SeenChoice) -> str:
+def _difference(wanted: Seen, index: int, actual: SeenChoice) -> str:
     expected = wanted.choice(index)
-    want, have = _units(expected, found)
+    want, have = _units(expected, actual)
     at = next(
         (i for i, pair in enumerate(zip(want, have, strict=False)) if pair[0] != pair[1]), min(len(want), len(have))
     )
     return (
-        f"{len(have)} of {len(want)} tokens or words, the first difference at {at} of {found.text[-40:]!r}, "
-        f"ended by {found.finish_reason} {found.stop_reason!r} instead of {expected.finish_reason} "
+        f"{len(have)} of {len(want)} tokens or words, the first difference at {at} of {actual.text[-40:]!r}, "
+        f"ended by {actual.finish_reason} {actual.stop_reason!r} instead of {expected.finish_reason} "
         f"{expected.stop_reason!r}"
     )

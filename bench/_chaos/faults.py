@@ -125,8 +125,8 @@ class Arena:
         """Waits until no record of an ended request is in memory alone: a kill would lose it."""
         while True:
             with suppress(BusError):
-                found = await ask(self._bus, "detokenizer")
-                if found and not any(float(each.metadata.get("load.records_waiting", 0)) for each in found):
+                replies = await ask(self._bus, "detokenizer")
+                if replies and not any(float(each.metadata.get("load.records_waiting", 0)) for each in replies):
                     return
             await asyncio.sleep(POLL)
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from httptools import HttpParserError, HttpResponseParser
+from typing_extensions import override
 
 from pagewire import AsyncClient
 from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, is_repetition
@@ -57,7 +58,7 @@ async def open_reader(transport: str, address: Address) -> Reader:
     return HttpReader(address.http) if transport == HTTP else await NatsReader.connect(address.nats)
 
 
-class NatsReader:
+class NatsReader(Reader):
     """Reads with `AsyncClient`, and looks at every frame that arrives below it."""
 
     def __init__(self, bus: Bus) -> None:
@@ -70,8 +71,8 @@ class NatsReader:
         """Connects as a client without credentials."""
         return cls(await nats.connect(url, name="chaos-client", inbox_prefix="_INBOX"))
 
+    @override
     async def close(self) -> None:
-        """See `Reader`."""
         await self._bus.close()
 
     def take(self, message: Message) -> None:
@@ -82,8 +83,8 @@ class NatsReader:
         """Notes an inbox of the request that is being sent."""
         self._record.inboxes.add(inbox)
 
+    @override
     async def read(self, request: Request, seen: Seen) -> None:
-        """See `Reader`."""
         try:
             async with asyncio.timeout(DEADLINE + PATIENCE):
                 while not await self._attempt(request, seen):  # noqa: ASYNC110 - a pause between two attempts
@@ -176,7 +177,7 @@ class _RecordedBus:
         return getattr(self._bus, name)
 
     def inbox(self, handler: Callable[[Message], None]) -> AbstractContextManager[str]:
-        """See `Bus`."""
+        """Opens an inbox of the bus whose messages the reader takes first."""
 
         def take(message: Message) -> None:
             self._reader.take(message)
@@ -250,17 +251,18 @@ def _same_end(first: Final | Result | ErrorFrame, other: Final | Result | ErrorF
     return type(first) is type(other) and first.choices == other.choices
 
 
-class HttpReader:
+class HttpReader(Reader):
     """Reads `/v1/completions`. A request whose connection breaks is sent again with the same id, as the docs say."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
 
+    @override
     async def close(self) -> None:
-        """See `Reader`."""
+        pass  # each request has a connection of its own
 
+    @override
     async def read(self, request: Request, seen: Seen) -> None:
-        """See `Reader`."""
         body = _http_body(request)
         reached = 0
         try:

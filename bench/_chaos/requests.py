@@ -6,7 +6,7 @@ from typing import Any
 
 NATS, HTTP = "nats", "http"
 SHAPES = ("greedy", "sampled", "several", "stop", "beams", "cancelled", "slow", "whole", "logprobs", "grammar")
-"""What kinds of requests there are, over each transport."""
+"""Kinds of requests, over each transport."""
 PROMPTS = (
     "Once upon a time",
     "The capital of France is",

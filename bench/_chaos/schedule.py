@@ -38,7 +38,7 @@ class Fault:
 
     @property
     def action(self) -> str:
-        """What is done."""
+        """The action of the fault: the first part of its kind."""
         return self.kind.partition(":")[0]
 
     @property

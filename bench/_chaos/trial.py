@@ -33,19 +33,19 @@ async def answers(address: Address, requests: Sequence[Request]) -> dict[int, Se
     Raises:
         ConfigurationError: a request has failed without any fault.
     """
-    wanted = {request.number: Seen() for request in requests}
+    expected = {request.number: Seen() for request in requests}
     async with open_readers(requests, address) as readers, asyncio.TaskGroup() as tasks:
         for request, reader in zip(requests, readers, strict=True):
-            tasks.create_task(reader.read(replace(request, cancel_after=0), wanted[request.number]))
+            tasks.create_task(reader.read(replace(request, cancel_after=0), expected[request.number]))
     for request in requests:
-        seen = wanted[request.number]
+        seen = expected[request.number]
         if seen.hung or seen.error or seen.refusals:
             raise ConfigurationError(f"{request} fails without any fault: {seen.error or seen.refusals or 'no end'}")
-    return wanted
+    return expected
 
 
 async def disturb(
-    stack: Arena, requests: Sequence[Request], wanted: Mapping[int, Seen], faults: Sequence[Fault]
+    stack: Arena, requests: Sequence[Request], expected: Mapping[int, Seen], faults: Sequence[Fault]
 ) -> list[Ended]:
     """Sends all requests, lets the faults happen at once when each stream has begun, and judges the answers."""
     seen = [Seen() for _ in requests]
@@ -56,4 +56,6 @@ async def disturb(
         while not all(its.begun or its.ended for its in timed):  # noqa: ASYNC110 - many things end it
             await asyncio.sleep(POLL / 4)
         applied = await stack.apply(*faults)
-    return [examine(request, wanted[request.number], its, applied) for request, its in zip(requests, seen, strict=True)]
+    return [
+        examine(request, expected[request.number], its, applied) for request, its in zip(requests, seen, strict=True)
+    ]

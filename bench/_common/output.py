@@ -1,4 +1,4 @@
-"""What the benchmarks write: tables in Markdown, and raw results in JSON files that name their origin."""
+"""Writes tables in Markdown, and raw results in JSON files that name their origin."""
 
 import json
 import os
@@ -37,15 +37,15 @@ def json_file(text: str) -> Path:
     return path
 
 
-def write(file: Path | None, name: str, arguments: Sequence[str], **figures: Any) -> None:
-    """Writes `figures` below a header with the command of the benchmark `name`, the machine, the commit and the date.
+def write(file: Path | None, program: str, arguments: Sequence[str], **figures: Any) -> None:
+    """Writes `figures` below a header with the command (`program` is its first words), machine, commit and date.
 
     Without a file, nothing is written.
     """
     if file is None:
         return
     header = {
-        "command": shlex.join(["pagewire", "bench", name, *arguments]),
+        "command": " ".join([program, *map(shlex.quote, arguments)]),
         "machine": machine(),
         "commit": commit(),
         "date": today(),

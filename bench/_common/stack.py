@@ -21,12 +21,12 @@ async def counters(url: str) -> list[dict[str, float]]:
     """Returns the counters of each executor, in the order of their instances."""
     bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
     try:
-        found = await ask(bus, "executor")
+        replies = await ask(bus, "executor")
     finally:
         await bus.close()
     return [
         {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}
-        for stats in found
+        for stats in replies
     ]
 
 

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from typing_extensions import override
+
 from pagewire.bench._costs.rig import ROWS, Rig, serving
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.detokenizer.service import Detokenizer
@@ -21,7 +23,7 @@ _PROMPT = 16
 _VERBS = f"{subjects.DETOKENIZER}.detok"
 
 
-class _Streams:
+class _Streams(Rig):
     """Streams that all grow by one token per step."""
 
     per_message = float(ROWS)
@@ -31,8 +33,8 @@ class _Streams:
         self._step = 0
         self._message = Message("", b"")
 
+    @override
     def prepare(self) -> None:
-        """See `Rig`."""
         self._tap.sent.clear()
         step = self._step
         output = StepOutput(
@@ -49,8 +51,8 @@ class _Streams:
         self._message = Message(f"{subjects.STEPS}.exec", encode(output))
         self._step += 1
 
+    @override
     async def turn(self) -> float:
-        """See `Rig`."""
         self._tap.feed(f"{subjects.STEPS}.*", self._message)
         assert len(self._tap.sent) == ROWS
         return ROWS

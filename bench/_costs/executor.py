@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from typing_extensions import override
+
 from pagewire.bench._costs.rig import ROWS, Rig, serving
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.executor.service import Executor
@@ -24,7 +26,7 @@ _STEPS = 16
 _PLANS = f"{subjects.PLAN}.exec"
 
 
-class _Scheduler:
+class _Scheduler(Rig):
     """A scheduler that extends the lease by one step in every plan, and gives each sequence its next block in time."""
 
     per_message = float(ROWS)
@@ -40,13 +42,13 @@ class _Scheduler:
         self._tap.feed(_PLANS, self._plan(added=tuple(_add(slot, self._held[slot]) for slot in range(ROWS))))
         await self._tap.progress.until(lambda: len(self._tap.sent) == 1)
 
+    @override
     def prepare(self) -> None:
-        """See `Rig`."""
         self._tap.sent.clear()
         self._messages = [self._plan() for _ in range(_STEPS)]
 
+    @override
     async def turn(self) -> float:
-        """See `Rig`."""
         for message in self._messages:
             self._tap.feed(_PLANS, message)
         await self._tap.progress.until(lambda: len(self._tap.sent) == _STEPS)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from starlette.types import ASGIApp
 from starlette.types import Message as Event
+from typing_extensions import override
 
 from pagewire import AsyncClient
 from pagewire.bench._costs.rig import ROWS, Rig
@@ -28,7 +29,7 @@ _PATH = "/v1/completions"
 _WORDS = ("once ", "upon ", "a ", "time ", "there ", "was ", '"quoted" ', "line\n")
 
 
-class _Readers:
+class _Readers(Rig):
     """Clients over HTTP, each with a stream that grows by one token per turn."""
 
     per_message = float(ROWS)
@@ -60,16 +61,16 @@ class _Readers:
         scope = {"type": "http", "method": "POST", "path": _PATH, "query_string": b"", "headers": []}
         await self._application(scope, receive, send)
 
+    @override
     def prepare(self) -> None:
-        """See `Rig`."""
         self.sent = 0
         delta = Delta(0, self._start, _WORDS[self._start % len(_WORDS)], [500 + self._start])
         batch = DeltaBatch(self.inboxes, [delta] * len(self.inboxes))
         self._message = Message(self.batch_inbox, encode_frame(batch, Encoding.MSGPACK))
         self._start += 1
 
+    @override
     async def turn(self) -> float:
-        """See `Rig`."""
         self._tap.feed(self.batch_inbox, self._message)
         await self._tap.progress.until(lambda: self.sent == ROWS)
         return ROWS

@@ -25,9 +25,9 @@ class Reading:
     """The cost of a unit of a service."""
 
     cost: float
-    """In iterations of the yardstick."""
+    """Iterations of the yardstick."""
     microseconds: float
-    """Of CPU time, on this machine."""
+    """CPU time of a unit on this machine, in microseconds."""
     per_message: float
     """Units of each message that its handler takes in."""
 

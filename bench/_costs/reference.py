@@ -52,14 +52,14 @@ _COLUMNS = np.arange(256, dtype=np.uint32).tobytes()
 
 def run(iterations: int, first: int = 0) -> int:
     """Runs iterations from number `first` on, about 30 microseconds each; returns the bytes that they made."""
-    made = 0
+    count = 0
     for i in range(first, first + iterations):
         step = _decode(_encode(_Step(i, _COLUMNS)))
         values = np.frombuffer(step.columns, np.uint32)
         tokens = (values[values % 16 == i % 16] + 1).tolist()
         for k, token in enumerate(tokens, i * _PER_ITERATION):
             stream = _streams[61 * k % _STREAMS]
-            made += len(stream.take(token))
+            count += len(stream.take(token))
             if stream.seen[0] > stream.last:
-                made += len(stream.name)
-    return made
+                count += len(stream.name)
+    return count

@@ -5,6 +5,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from typing_extensions import override
+
 from pagewire.bench._costs.rig import ROWS, Rig, serving
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.scheduler.service import Scheduler
@@ -30,7 +32,7 @@ _plan = Decoder(Plan)
 _claim = Decoder(Claim)
 
 
-class _Executor:
+class _Executor(Rig):
     """An executor that computes whole prompts in one step, and then one token of every sequence per step."""
 
     per_message = float(ROWS)
@@ -64,13 +66,13 @@ class _Executor:
             self._tap.feed(_STEPS_SUBJECT, self._output(list(prompts), [0] * len(prompts), list(prompts.values())))
             self._lengths |= {sequence: length + 1 for sequence, length in prompts.items()}
 
+    @override
     def prepare(self) -> None:
-        """See `Rig`."""
         self._take()
         self._messages = [self._decode() for _ in range(_STEPS)]
 
+    @override
     async def turn(self) -> float:
-        """See `Rig`."""
         for message in self._messages:
             self._tap.feed(_STEPS_SUBJECT, message)
         assert self._tap.sent, "the scheduler has sent no plan"

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from typing_extensions import override
+
 from pagewire.bench._costs.progress import Progress
 from pagewire.shared.bus import Handler, Headers, Message
 from pagewire.shared.bus.framing import deliver
@@ -36,22 +38,22 @@ class Tap(MemoryBus):
         self._wrap = wrap
         self._handlers: dict[str, Handler] = {}
 
+    @override
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See `Bus`."""
         if subject.startswith(self._out):
             self.sent.append(data)
             self.progress.notify()
         else:
             super().publish(subject, data, reply=reply, headers=headers)
 
+    @override
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
-        """See `Bus`."""
         self._handlers[subject] = self._wrap(handler)
         return await super().subscribe(subject, handler, queue=queue)
 
+    @override
     @contextmanager
     def inbox(self, handler: Handler) -> Iterator[str]:
-        """See `Bus`."""
         with super().inbox(handler) as subject:
             self._handlers[subject] = self._wrap(handler)
             yield subject

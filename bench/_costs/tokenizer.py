@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.bench._costs.progress import Progress
 from pagewire.bench._costs.rig import Rig, serving
@@ -33,14 +34,14 @@ class _Store(MemoryStore):
         self._progress = progress
         self.work: list[bytes] = []
 
+    @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
-        """See `Store`."""
         self.work.append(data)
         self._progress.notify()
         return len(self.work)
 
 
-class _Clients:
+class _Clients(Rig):
     """Clients whose requests differ in a few words."""
 
     def __init__(self, tap: Tap, peer: MemoryBus, store: _Store, requests: int, sentences: int) -> None:
@@ -65,14 +66,14 @@ class _Clients:
         await self.turn()
         return len(unpack(_work.decode(self._store.work[0]).prompts[0]))
 
+    @override
     def prepare(self) -> None:
-        """See `Rig`."""
         self.beat()
         self._store.work.clear()
         self._messages = [self._request() for _ in range(self._requests)]
 
+    @override
     async def turn(self) -> float:
-        """See `Rig`."""
         for message in self._messages:
             self._tap.feed(_GENERATE, message)
         await self._tap.progress.until(lambda: len(self._store.work) == self._requests)

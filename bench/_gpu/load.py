@@ -21,12 +21,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
 
 from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._common.loads import Request, poisson, sharegpt
 from pagewire.bench._common.output import markdown
 from pagewire.bench._common.stack import counters, difference
 from pagewire.bench._gpu.machine import release
 from pagewire.bench._gpu.plan import load_bytes, working_seconds
-from pagewire.bench._simulation.loads import poisson, sharegpt
-from pagewire.bench._simulation.pipeline import Request
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.services.executor.devices.sim.roofline import shape_of
 from pagewire.shared.models.model_folder import BUNDLED

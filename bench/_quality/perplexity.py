@@ -26,5 +26,5 @@ def perplexity(llm: LLM, prompts: list[list[int]]) -> float:
     losses = []
     for prompt, result in zip(prompts, llm.generate(prompts, SCORED), strict=True):
         reported = result.prompt_logprobs or []
-        losses += [-found[token].logprob for token, found in zip(prompt, reported, strict=True) if found is not None]
+        losses += [-entry[token].logprob for token, entry in zip(prompt, reported, strict=True) if entry is not None]
     return math.exp(math.fsum(losses) / len(losses))

@@ -37,7 +37,7 @@ def test_streams_that_wait_are_answered_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("transport", ["nats", "http"])
-def test_it_measures_every_process(tmp_path: Path, transport: str) -> None:
+def test_every_process_is_measured(tmp_path: Path, transport: str) -> None:
     output = tmp_path / "pipeline.json"
     arguments = ["--streams", "4", "--seconds", "1", "--transport", transport, "--output", str(output)]
     assert pipeline.main(arguments) == 0

@@ -84,7 +84,6 @@ def test_each_kind_of_weights_has_a_stack_for_each_kv_cache(
 
 @pytest.mark.full
 @pytest.mark.alone
-@pytest.mark.timeout(1200)
 def test_the_default_model_answers_as_recorded_and_as_transformers_does() -> None:
     assert default_model().is_file()
     questions = read_questions()

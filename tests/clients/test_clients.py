@@ -10,6 +10,7 @@ import pytest
 from tests.clients.__main__ import AIPERF, GUIDELLM, REQUIREMENTS, SCHEMATHESIS, SCRIPTS
 from tests.pagewire.serving import Served, serving
 from tests.support.default_model import default_model
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def test_a_client_gets_the_right_answers(stack: Served, script: str) -> None:
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -38,7 +39,7 @@ def test_a_script_that_gets_a_wrong_answer_fails(stack: Served) -> None:
         cwd=SCRIPTS,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1

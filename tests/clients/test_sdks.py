@@ -21,6 +21,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.openai_description import CheckedTransport
+from tests.support.waiting import PATIENCE
 
 KEY, MODEL, PROMPT = "secret", "bundled", "Once upon a time"
 CONTEXT, LONG = 512, 300
@@ -46,7 +47,7 @@ ANTHROPICS_TOOL: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 
 
 def saying(text: str) -> dict[str, Any]:
-    """What makes the model write a text."""
+    """Fields that make the model write a text."""
     return {"structured_outputs": {"choice": [text]}}
 
 
@@ -55,7 +56,7 @@ AT_ONCE: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 class City(pydantic.BaseModel):
-    """What an answer is parsed into."""
+    """The class that an answer is parsed into."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     name: Literal["Paris", "Rome"]
@@ -85,7 +86,7 @@ def url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
     transport = CheckedTransport()
-    with httpx2.Client(transport=transport, timeout=60) as http:
+    with httpx2.Client(transport=transport, timeout=PATIENCE) as http:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=http)
     assert transport.checked
 

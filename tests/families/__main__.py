@@ -20,19 +20,19 @@ def main() -> int:
     """Prints a line per family; returns 1 if any was wrong or crashed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("family", nargs="*", help="model_type whose result is replaced; without it, all are swept")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)  # more would wait for each other longer than they compute
     transformers.logging.set_verbosity_error()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    found = []
-    for family in given.family or FAMILIES:
+    results = []
+    for family in options.family or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            found.append(try_family(family, Path(folder)))
-        print(f"{family:<24}{found[-1].outcome.value:<10}{found[-1].detail}", flush=True)
-    if given.family:
+            results.append(try_family(family, Path(folder)))
+        print(f"{family:<24}{results[-1].outcome.value:<10}{results[-1].detail}", flush=True)
+    if options.family:
         earlier = supported_models.read().families
-        found += [family for family in earlier if family.model_type not in given.family]
-    sweep = Sweep(transformers.__version__, tuple(sorted(found, key=lambda family: family.model_type)))
+        results += [family for family in earlier if family.model_type not in options.family]
+    sweep = Sweep(transformers.__version__, tuple(sorted(results, key=lambda family: family.model_type)))
     print(supported_models.summary(sweep))
     supported_models.write(sweep)
     PAGE.write_text(supported_models.page(sweep))

@@ -53,21 +53,21 @@ class Case(NamedTuple):
 def cases(model: PreTrainedModel, lengths: tuple[int, ...], tokens: int) -> list[Case]:
     """Random prompts with what transformers makes of them."""
     ids = random.Random(model.config.model_type)
-    found: list[Case] = []
+    collected: list[Case] = []
     for i, length in enumerate(lengths):
         for _ in range(ATTEMPTS):
-            shared = found[-1].prompt[:SHARED] if i and lengths[i - 1] == length else []
+            shared = collected[-1].prompt[:SHARED] if i and lengths[i - 1] == length else []
             prompt = shared + [ids.randrange(2, VOCABULARY) for _ in range(length - len(shared))]
-            made, gap = _generate(model, prompt, tokens)
+            generated, gap = _generate(model, prompt, tokens)
             if gap >= GAP:
                 break
-        found.append(Case(prompt, made))
-    return found
+        collected.append(Case(prompt, generated))
+    return collected
 
 
 def _generate(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[list[int], float]:
     with torch.inference_mode():
-        made = model.generate(
+        generated = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             do_sample=False,
@@ -78,8 +78,8 @@ def _generate(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[l
             output_logits=True,
             return_dict_in_generate=True,
         )
-    best = torch.cat(made.logits).topk(2).values
-    return made.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
+    best = torch.cat(generated.logits).topk(2).values
+    return generated.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
 
 
 def architecture_of(family: str) -> str:
@@ -131,20 +131,20 @@ def try_family(family: str, folder: Path) -> Family:
         native = is_native(text)
         if not native:
             examine(parse_config(text))
-        wanted = cases(save(config, folder), LENGTHS, TOKENS)
+        expected = cases(save(config, folder), LENGTHS, TOKENS)
         windows = load_model(folder, read_config(folder), "float32").spec.groups.windows
         grows = 0 in windows  # a sequence whose layers all have windows never needs more than at first
-        tokens, preemptions, cached = asyncio.run(_serve(folder, wanted, _small_pool(windows), grows=grows))
+        tokens, preemptions, cached = asyncio.run(_serve(folder, expected, _small_pool(windows), grows=grows))
     except ConfigurationError as error:
         return Family(family, architecture, Outcome.REFUSED, _line(error, family))
     except Exception as error:  # noqa: BLE001  # a crash is a result
         return Family(family, architecture, Outcome.CRASHED, f"{type(error).__name__}: {_line(error, family)}")
     equal = sum(
         mine == theirs
-        for case, made in zip(wanted, tokens, strict=True)
-        for mine, theirs in zip(case.tokens, made, strict=True)
+        for case, generated in zip(expected, tokens, strict=True)
+        for mine, theirs in zip(case.tokens, generated, strict=True)
     )
-    total = len(wanted) * TOKENS
+    total = len(expected) * TOKENS
     detail = f"{equal} of {total} tokens equal, {preemptions} preemptions, {cached} cached prompt tokens"
     if equal < total or not cached or (grows and not preemptions):
         return Family(family, architecture, Outcome.WRONG, detail)
@@ -158,7 +158,7 @@ def _small_pool(windows: tuple[int, ...]) -> int:
 
 
 async def _serve(
-    folder: Path, wanted: list[Case], num_kv_blocks: int, *, grows: bool
+    folder: Path, expected: list[Case], num_kv_blocks: int, *, grows: bool
 ) -> tuple[list[list[int]], int, int]:
     """The tokens of the pipeline, its preemptions and the prompt tokens that it did not compute.
 
@@ -171,13 +171,13 @@ async def _serve(
     try:
         async with running(Settings(model=str(folder), num_kv_blocks=num_kv_blocks, **SETTINGS)) as pipeline:
             for together in [True] * ROUNDS + [False]:
-                answers = [pipeline.client.generate(case.prompt, sampling) for case in wanted]
+                answers = [pipeline.client.generate(case.prompt, sampling) for case in expected]
                 results = await asyncio.gather(*answers) if together else [await answer for answer in answers]
                 await pipeline.until_idle()
                 tokens = [result.choices[0].token_ids for result in results]
                 preemptions = int(pipeline.load("scheduler")["preemptions"])
                 cached += sum(result.usage.cached_tokens for result in results)
-                if (cached and (preemptions or not grows)) or tokens != [case.tokens for case in wanted]:
+                if (cached and (preemptions or not grows)) or tokens != [case.tokens for case in expected]:
                     break
     except BaseExceptionGroup as group:
         raise _leaf(group) from group

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 VOCABULARY = 512
 CONTEXT = 256
 WINDOW = 12
-"""Of sliding layers and chunks: shorter than the texts."""
+"""Tokens of a sliding window and of a chunk: fewer than the texts have."""
 LAYERS = 4
 LARGEST = 30_000_000
 """Parameters of a tiny model."""
@@ -111,7 +111,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What the defaults of a family leave out, or cannot be made small by name."""
+"""Settings that the defaults of a family leave out, or that cannot be made small by name."""
 
 
 PUBLISHED = {

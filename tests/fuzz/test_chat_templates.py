@@ -15,6 +15,7 @@ from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.errors import InvalidRequest, Unavailable
 from tests.fuzz.fuzzing import fuzz, mutated, values
+from tests.support.waiting import PATIENCE
 
 FOLDER = Path(__file__).parents[1] / "data" / "chat_templates"
 TEMPLATES = [path.read_bytes() for path in sorted(FOLDER.glob("*.jinja")) if path.stat().st_size < 6000]
@@ -52,7 +53,7 @@ async def test_any_template_in_its_process() -> None:
                 assert str(error)  # noqa: PT017
 
     def run(source: bytes) -> None:
-        asyncio.run(asyncio.wait_for(check(source), 30))
+        asyncio.run(asyncio.wait_for(check(source), PATIENCE))
 
     await asyncio.to_thread(fuzz, mutated(TEMPLATES, TOKENS), run, batch=1)
 

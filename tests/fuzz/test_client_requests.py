@@ -1,4 +1,4 @@
-"""What clients send to a tokenizer and to a detokenizer: each request is answered, and never with a fault."""
+"""Any request of a client to a tokenizer or a detokenizer is answered, and never with a fault."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.fuzzing import edited, fuzz, json_bytes, mutated
 from tests.services.tokenizer.harness import GENERATE, MODEL, Setup, serving
+from tests.support.waiting import PATIENCE
 
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": "Once", "sampling": {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1}},
@@ -89,7 +90,7 @@ def test_a_tokenizer_answers_any_request(tokenizer: tuple[LoopThread, Setup]) ->
         opened = len(setup.detokenizer.opened)
         with setup.client.inbox(replies.put_nowait) as inbox:
             setup.client.publish(GENERATE, data, reply=inbox, headers=headers)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while replies.empty() and len(setup.detokenizer.opened) == opened:
                     setup.detokenizer.beat()  # or a slow machine counts it as gone meanwhile
                     await asyncio.sleep(0)
@@ -98,6 +99,6 @@ def test_a_tokenizer_answers_any_request(tokenizer: tuple[LoopThread, Setup]) ->
                 frame = decode(replies.get_nowait().data, type=ErrorFrame)
                 assert 400 <= frame.code < 500, frame
         for subject in (f"{subjects.TOKENIZE}.{MODEL}", subjects.MODELS):
-            await setup.client.request(subject, data, timeout=10, headers=headers)
+            await setup.client.request(subject, data, timeout=PATIENCE, headers=headers)
 
     fuzz(encoded, lambda request: thread.run(ask(*request)), batch=20)

@@ -18,6 +18,7 @@ from pagewire.shared.process.listener import listen
 from tests.fuzz.fuzzing import fuzz, mutated
 from tests.services.gateway.http_client import start_gateway
 from tests.support.responder import MODEL
+from tests.support.waiting import PATIENCE
 
 BODY = b'{"model": "%s", "prompt": "x", "stream": true}' % MODEL.encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -73,7 +74,7 @@ async def exchange(port: int, pieces: list[bytes]) -> bytes:
             await asyncio.sleep(0)
         if not writer.transport.is_closing():
             writer.write_eof()
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), PATIENCE)
     except ConnectionError:
         return b""
     finally:
@@ -119,11 +120,11 @@ def test_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     # uvicorn and the endpoints log what is raised, and nothing else as an error.
     for logger in (logging.getLogger("uvicorn.error"), endpoint._log):
         monkeypatch.setattr(logger, "error", lambda *_, exc_info=None: doors.note(exc_info), raising=False)
-    given: Any = st.tuples(mutated(REQUESTS, TOKENS), st.lists(st.integers(0, 300), max_size=4))
+    inputs: Any = st.tuples(mutated(REQUESTS, TOKENS), st.lists(st.integers(0, 300), max_size=4))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(doors.start())
         try:
-            fuzz(given, lambda pair: runner.run(doors.check(*pair)), known=[(KNOWN, [])], batch=20)
+            fuzz(inputs, lambda pair: runner.run(doors.check(*pair)), known=[(KNOWN, [])], batch=20)
         finally:
             runner.run(doors.stop())
     assert not doors.connections.open

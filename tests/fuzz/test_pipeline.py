@@ -23,11 +23,11 @@ from tests.fuzz.fuzzing import fuzz, json_bytes
 from tests.fuzz.test_client_requests import encoded
 from tests.fuzz.test_http_bodies import BODIES
 from tests.fuzz.test_http_bodies import NAMES as HTTP_NAMES
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(0)
 
 SHORT = {"max_tokens": 3}
-ANSWER_WITHIN = 20.0
 ANSWERED = re.compile(r"pagewire\.v1\.((generate|tokenize|detokenize)\.[^.]+|models)").fullmatch
 """The subjects that promise an answer to any message; the broker denies some others, and cancels may go nowhere."""
 
@@ -55,7 +55,7 @@ def test_any_message_to_the_subjects_of_clients(stack: tuple[LoopThread, Address
         replies = await client.subscribe(inbox)
         await client.publish(subject, data, reply=inbox, headers=headers)
         try:
-            answer = await replies.next_msg(ANSWER_WITHIN if ANSWERED(subject) else 0.05)
+            answer = await replies.next_msg(PATIENCE if ANSWERED(subject) else 0.05)
         except NatsTimeoutError:
             assert not ANSWERED(subject), (subject, data)
             return
@@ -66,11 +66,11 @@ def test_any_message_to_the_subjects_of_clients(stack: tuple[LoopThread, Address
 
     async def honest() -> None:
         body = msgspec.json.encode({"prompt": "Once", "sampling": SHORT})
-        reply = await client.request(f"{subjects.GENERATE}.bundled", body, timeout=ANSWER_WITHIN)
+        reply = await client.request(f"{subjects.GENERATE}.bundled", body, timeout=PATIENCE)
         assert msgspec.json.decode(reply.data)["type"] == "result"
 
-    def check(given: tuple[str, tuple[Encoding, bytes], dict[str, str]]) -> None:
-        subject, (encoding, data), headers = given
+    def check(inputs: tuple[str, tuple[Encoding, bytes], dict[str, str]]) -> None:
+        subject, (encoding, data), headers = inputs
         thread.run(ask(subject, encoding, data, headers))
 
     tokens = st.one_of(st.sampled_from(["bundled", "x", "a-1"]), st.from_regex(r"[!-)+\-/-=?-~]{1,12}", fullmatch=True))
@@ -101,7 +101,7 @@ def test_any_request_to_the_routes_of_http(stack: tuple[LoopThread, Address]) ->
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        answer = await asyncio.wait_for(reader.read(), ANSWER_WITHIN)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
         writer.close()
         status = int(answer.split(b" ", 2)[1])
         assert status < 500, (method, path, body, answer)
@@ -112,6 +112,6 @@ def test_any_request_to_the_routes_of_http(stack: tuple[LoopThread, Address]) ->
     )
     short: list[dict[str, Any]] = [body | {"model": "bundled", "max_tokens": 3} for body in BODIES]
     methods = st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-    given = st.tuples(methods, paths, json_bytes(short, HTTP_NAMES))
-    fuzz(given, lambda request: thread.run(ask(*request)), batch=20)
-    assert thread.run(attack.honest_request(address.http)) < ANSWER_WITHIN
+    inputs = st.tuples(methods, paths, json_bytes(short, HTTP_NAMES))
+    fuzz(inputs, lambda request: thread.run(ask(*request)), batch=20)
+    assert thread.run(attack.honest_request(address.http)) < PATIENCE

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE
+
 COMMAND = (sys.executable, "-P", "-m", "pagewire")
 
 
@@ -67,7 +69,7 @@ def run(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         stdin=subprocess.DEVNULL,
     )

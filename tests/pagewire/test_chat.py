@@ -22,12 +22,6 @@ LAID_OUT = f"User: {ASKED}\nAssistant:"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Async tests run on asyncio."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Served]:
     with serving("--model", "bundled") as served:

@@ -12,7 +12,7 @@ from pagewire import Client, SamplingParams
 from tests.pagewire.serving import serving
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full]
 
 VOCABULARY, HIDDEN, LAYERS, INTERMEDIATE, HEADS, KV_HEADS, DIM = 32000, 2048, 8, 8192, 32, 8, 64
 EMBEDDING = VOCABULARY * HIDDEN

@@ -14,6 +14,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
 from pagewire.services.gateway.openapi import ROUTES, fields
 from pagewire.shared.settings.config import Settings
+from tests.support.waiting import PATIENCE
 
 HUGE = [2**64, -(2**64), 10**30]
 KEY = "a-key-for-everyone"
@@ -57,7 +58,7 @@ def post(url: str, body: Any, path: str = "/v1/completions", scheme: str = "Bear
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     headers = {"Authorization": f"{scheme} {KEY}"}
     # Without `verify`, it would read the certificates of all authorities for each request.
-    return httpx.post(url + path, content=data, headers=headers, timeout=30, verify=False)
+    return httpx.post(url + path, content=data, headers=headers, timeout=PATIENCE, verify=False)
 
 
 @pytest.mark.parametrize("number", HUGE)
@@ -77,7 +78,7 @@ def test_such_an_integer_in_a_list_is_refused(url: str, name: str, body: bytes, 
 
 
 @pytest.mark.parametrize("start", [b"[", b'{"a":', b'{"prompt": ' + b"[" * 9, b'{"metadata": ' + b"[" * 9])
-def test_what_is_nested_deeply_is_refused(url: str, start: bytes) -> None:
+def test_deep_nesting_is_refused(url: str, start: bytes) -> None:
     assert post(url, start * 50_000).status_code == 400
     chat = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": %s}}'
     answer = post(url, chat % (b"[" * 100 + b"]" * 100), "/v1/chat/completions")
@@ -91,7 +92,7 @@ def test_the_scheme_of_the_key_is_read_in_any_case(url: str, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("field", [{"logit_bias": {}}, {"logprobs": None}, {"logit_bias": None}, {"tools": []}])
-def test_what_asks_for_nothing_has_no_effect(url: str, field: dict[str, Any]) -> None:
+def test_an_empty_value_has_no_effect(url: str, field: dict[str, Any]) -> None:
     assert post(url, {"prompt": "x", "max_tokens": 1, **field}).status_code == 200
 
 
@@ -123,7 +124,7 @@ def test_a_malformed_body_is_refused_and_the_next_one_served(url: str, path: str
 
 @pytest.mark.parametrize("path", VALID)
 def test_a_wrong_type_is_refused_by_name(url: str, path: str) -> None:
-    """That of each field, one at a time."""
+    """Each field has a wrong type once."""
     route = ROUTES[path]
     for name, schema, _ in fields(route):
         if name == "metadata" and path == "/v1/responses":
@@ -193,7 +194,7 @@ def test_a_prompt_beyond_the_context_is_refused(url: str, path: str, stream: boo
 
 @pytest.mark.parametrize("path", VALID)
 def test_a_body_of_100_mb_is_refused_before_it_is_read(url: str, path: str) -> None:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
     connection.putrequest("POST", path)
     connection.putheader("Authorization", f"Bearer {KEY}")
     connection.putheader("Content-Length", str(100_000_000))

@@ -17,6 +17,7 @@ from tests.support.beam import BeamCase, beam_cases, transformers_beams
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.greedy import cases
 from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +116,7 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
             deep.set()
 
     subscription = await pipeline.bus.subscribe(f"{subjects.STEPS}.*", count)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await deep.wait()
     await subscription.unsubscribe()
 
@@ -158,13 +159,13 @@ async def test_min_tokens_and_log_probabilities() -> None:
     stop_ids, folder = (0, *range(1, 60)), checkpoint("llama")
     async with running(settings_for()) as pipeline:
         for case, least in zip(beam_cases("llama")[:3], (2, 5, 9), strict=True):
-            asked = SamplingParams(
+            sampling = SamplingParams(
                 beam_width=3, n=3, max_tokens=10, min_tokens=least, stop_token_ids=list(stop_ids[1:]), logprobs=2
             )
             expected = transformers_beams(
                 folder, case.prompt, width=3, n=3, max_tokens=10, stop_ids=stop_ids, min_tokens=least
             )
-            result = await pipeline.client.generate(case.prompt, asked)
+            result = await pipeline.client.generate(case.prompt, sampling)
             assert [choice.token_ids for choice in result.choices] == expected
             for choice in result.choices:
                 assert len(choice.token_ids) > least
@@ -178,7 +179,7 @@ async def test_min_tokens_and_log_probabilities() -> None:
                     assert {token, *row.topk(2).indices.tolist()} == set(found)
                     assert all(each.logprob == pytest.approx(float(row[id_]), abs=1e-4) for id_, each in found.items())
                     assert found[token].rank == int((row >= row[token]).sum())
-        stream = pipeline.client.stream(case.prompt, asked)
+        stream = pipeline.client.stream(case.prompt, sampling)
         streamed = [delta async for delta in stream]
         assert [token for delta in streamed if delta.index == 0 for token in delta.token_ids] == expected[0]
         assert all(delta.logprobs for delta in streamed)

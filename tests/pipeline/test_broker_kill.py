@@ -11,6 +11,7 @@ from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio]
 
@@ -44,11 +45,11 @@ async def test_no_stream_is_left_without_work() -> None:
         async with Stack(settings, PIPELINE) as stack:
             await stack.ready()
             async with AsyncClient(broker.url) as client:
-                wanted = await ask(client)
+                expected = await ask(client)
                 for delay in DELAYS:
                     asking = asyncio.create_task(ask(client))
                     await asyncio.sleep(delay)  # the moment is what is tested
                     os.kill(broker.pid, signal.SIGKILL)
                     await broker.wait()
                     await broker.start()
-                    assert await asyncio.wait_for(asking, 40) == wanted, delay
+                    assert await asyncio.wait_for(asking, PATIENCE) == expected, delay

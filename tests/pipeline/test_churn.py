@@ -75,7 +75,6 @@ async def test_every_request_ends_once_and_all_blocks_and_slots_are_free() -> No
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1200)
 async def test_memory_is_flat_over_ten_rounds() -> None:
     process = psutil.Process()
     async with running(SETTINGS) as pipeline:

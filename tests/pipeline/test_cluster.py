@@ -19,9 +19,9 @@ from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.errors import BusError
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
-from tests.support.freezing import freeze
 from tests.support.pipeline import Pipeline, running
-from tests.support.waiting import until
+from tests.support.processes import freeze
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
@@ -35,7 +35,7 @@ REQUESTS = [
 
 @dataclass(frozen=True)
 class Read:
-    """What the client of a stream has seen: the text, and seconds without a token before and after the first one."""
+    """The text of a stream, and the longest seconds without a token before and after the first one."""
 
     text: str
     wait: float
@@ -47,7 +47,7 @@ class Load:
     """Streams that begin one after another, each checked against the undisturbed one."""
 
     client: AsyncClient
-    wanted: list[str]
+    expected: list[str]
     reads: list[Read] = field(default_factory=list)
     ending: bool = False
 
@@ -57,7 +57,7 @@ class Load:
         while not self.ending:
             number = (number + 7) % len(REQUESTS)
             read = await stream(self.client, number)
-            assert read.text == self.wanted[number]
+            assert read.text == self.expected[number]
             self.reads.append(read)
 
 
@@ -69,7 +69,7 @@ async def undisturbed(client: AsyncClient) -> list[str]:
 async def stream(client: AsyncClient, number: int) -> Read:
     """Reads a stream to its end."""
     texts, pauses, last = [], [], time.monotonic()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         async for delta in client.stream(*REQUESTS[number]):
             now = time.monotonic()
             pauses.append(now - last)
@@ -81,7 +81,7 @@ async def stream(client: AsyncClient, number: int) -> Read:
 
 async def raft(pipeline: Pipeline) -> dict[str, Any]:
     """Waits until the work queue has a leader; returns what it says about the copies."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             with suppress(BusError):
                 info = await pipeline.bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=1)
@@ -110,15 +110,15 @@ async def follower(pipeline: Pipeline) -> Broker:
 
 async def until_copied(pipeline: Pipeline) -> None:
     """Returns once every server has all that is stored."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not all(replica["current"] for replica in (await raft(pipeline))["replicas"]):
             pass
 
 
 async def until_each_goes_on(load: Load, workers: int) -> None:
     """Returns once as many streams have ended as run at once, twice: so every one has, and another after it."""
-    wanted = len(load.reads) + 2 * workers
-    await until(lambda: len(load.reads) >= wanted, timeout=60)
+    expected = len(load.reads) + 2 * workers
+    await until(lambda: len(load.reads) >= expected)
 
 
 async def restart(pipeline: Pipeline, broker: Broker) -> None:
@@ -156,7 +156,6 @@ async def test_streams_survive_the_loss_of_any_server(settings: Settings) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_sixty_four_streams_survive_twenty_losses(settings: Settings, number: signal.Signals) -> None:
     """Prints the figures that `docs/operations.md` states."""
@@ -191,6 +190,6 @@ async def test_sixty_four_streams_survive_twenty_losses(settings: Settings, numb
 
 async def until_nothing_is_left(pipeline: Pipeline) -> None:
     """Returns once the queues hold no work."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (await pipeline.bus.store.queue_lengths("llama")).items:
             await pipeline.bus.flush()

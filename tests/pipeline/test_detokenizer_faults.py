@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -26,7 +25,8 @@ from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings
 from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
-from tests.support.waiting import until
+from tests.support.processes import processes
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -54,20 +54,6 @@ def requests(count: int) -> Iterator[dict[str, Any]]:
             "timeout_ms": 120_000,
             "sampling": {"max_tokens": TOKENS, "ignore_eos": True, **sampling},
         }
-
-
-def processes(service: str) -> list[int]:
-    """The process ids of a service that this process has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if parent == os.getpid() and f"services.{service}" in command:
-            found.append(int(folder.name))
-    return sorted(found)
 
 
 async def strike(fault: str) -> None:
@@ -110,32 +96,32 @@ class World:
             await reader.send()
         at = 0.0
         if fault:
-            await until(lambda: sum(reader.tokens for reader in readers) > count * TOKENS // 5, timeout=60)
+            await until(lambda: sum(reader.tokens for reader in readers) > count * TOKENS // 5)
             at = time.monotonic()
             await strike(fault)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE):
             answers: list[object] = [await reader.answer() for reader in readers]
         answers.append(await ours)
         return answers, readers, at
 
     async def report(self, fault: str = "") -> list[list[tuple[int, float]]]:
         """Returns each token of some streams with its log-probability; the fault comes after a fifth of them."""
-        found: list[list[tuple[int, float]]] = [[] for _ in range(REPORTING)]
+        reports: list[list[tuple[int, float]]] = [[] for _ in range(REPORTING)]
 
         async def read(number: int) -> None:
             sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=2)
             async for delta in self._client.stream(f"The train number {number} ", sampling):
                 assert delta.logprobs is not None
                 pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-                found[number] += [(token, told[token].logprob) for token, told in pairs]
+                reports[number] += [(token, entries[token].logprob) for token, entries in pairs]
 
-        async with asyncio.timeout(90), asyncio.TaskGroup() as streams:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as streams:
             for number in range(REPORTING):
                 streams.create_task(read(number))
             if fault:
-                await until(lambda: sum(map(len, found)) > REPORTING * TOKENS // 5, timeout=60)
+                await until(lambda: sum(map(len, reports)) > REPORTING * TOKENS // 5)
                 await strike(fault)
-        return found
+        return reports
 
     async def _stream(self) -> str:
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
@@ -169,13 +155,13 @@ async def world(detokenizers: int) -> AsyncIterator[World]:
             await bare.close()
 
 
-async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
-    wanted, readers, _ = await found.run(count)
+async def check(reports: World, count: int, faults: tuple[str, ...]) -> None:
+    expected, readers, _ = await reports.run(count)
     assert not any(reader.problems for reader in readers)
     for fault in faults:
-        answers, readers, at = await found.run(count, fault)
+        answers, readers, at = await reports.run(count, fault)
         assert [reader.problems for reader in readers if reader.problems] == [], fault
-        assert answers == wanted, fault
+        assert answers == expected, fault
         adopted = [reader for reader in readers if reader.accepted > 1]
         pauses = [pause for reader in adopted if (pause := reader.pause(at))] or [0.0]
         repeated = sum(reader.repeated for reader in readers)
@@ -183,28 +169,27 @@ async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
             f"{fault}: {len(adopted)} of {count} streams were adopted, {repeated} deltas came again,"
             f" pause {statistics.median(pauses):.2f} s at the median, {max(pauses):.2f} s at most"
         )
-        await found.ready()
+        await reports.ready()
 
 
 @pytest.mark.parametrize("detokenizers", [1, pytest.param(2, marks=pytest.mark.full)])
 async def test_every_stream_ends_once_and_exactly(detokenizers: int) -> None:
-    async with world(detokenizers) as found:
-        await check(found, 40, FAULTS)
+    async with world(detokenizers) as reports:
+        await check(reports, 40, FAULTS)
 
 
 async def test_log_probabilities_that_the_successor_lacks_are_generated_again() -> None:
-    async with world(2) as found:
-        wanted = await found.report()
+    async with world(2) as reports:
+        expected = await reports.report()
         for fault in ("kill", "terminate"):
-            for other, stream in zip(await found.report(fault), wanted, strict=True):
+            for other, stream in zip(await reports.report(fault), expected, strict=True):
                 assert [token for token, _ in other] == [token for token, _ in stream], fault
                 assert [value for _, value in other] == pytest.approx([value for _, value in stream], abs=1e-4), fault
-            await found.ready()
+            await reports.ready()
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("detokenizers", [1, 2])
 async def test_every_one_of_many_streams_ends_once_and_exactly(detokenizers: int) -> None:
-    async with world(detokenizers) as found:
-        await check(found, 256, FAULTS * 2)
+    async with world(detokenizers) as reports:
+        await check(reports, 256, FAULTS * 2)

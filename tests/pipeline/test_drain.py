@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,8 @@ from pagewire.shared.errors import DeadlineExceeded, PagewireError, Unavailable
 from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
-from tests.support.freezing import freeze
-from tests.support.waiting import until
+from tests.support.processes import freeze, processes
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -37,13 +36,13 @@ ROLLING = ("tokenizer", "scheduler", "executor", "detokenizer", "gateway")
 
 
 def settings(**changes: object) -> Settings:
-    known = {"model": str(checkpoint("llama")), "dtype": "float32", "num_kv_blocks": 2000, "log_level": "error"}
-    return Settings(**{**known, "port": 0, "nats_port": 0, "max_num_seqs": STREAMS, **changes})  # type: ignore[arg-type]
+    defaults = {"model": str(checkpoint("llama")), "dtype": "float32", "num_kv_blocks": 2000, "log_level": "error"}
+    return Settings(**{**defaults, "port": 0, "nats_port": 0, "max_num_seqs": STREAMS, **changes})  # type: ignore[arg-type]
 
 
 async def refusal_of(client: AsyncClient) -> Unavailable:
     """How a request over NATS is refused. One that comes before the tokenizer stops is accepted, and waits."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await client.generate(PROMPTS[0], SAMPLING, timeout=1)
@@ -55,34 +54,19 @@ async def refusal_of(client: AsyncClient) -> Unavailable:
 
 async def until_stopping(served: Served) -> None:
     """Returns once `/health` says that the server stops; a frozen executor alone is another reason for a 503."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while "stopping" not in await asyncio.to_thread(health, served):
             pass
 
 
 def health(served: Served) -> str:
-    """What `/health` says."""
+    """Returns the text of `/health`."""
     try:
-        with urllib.request.urlopen(f"{served.http}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"{served.http}/health", timeout=PATIENCE) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:
             return error.read().decode()
-
-
-def processes(service: str, supervisor: int | None = None) -> list[int]:
-    """The processes of a service that `supervisor` has started; None: this process."""
-    expected = os.getpid() if supervisor is None else supervisor
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(parent) == expected and state != "Z" and f"services.{service}" in command:
-            found.append(int(folder.name))
-    return found
 
 
 async def over_http(address: Address, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:
@@ -135,7 +119,7 @@ class Load:
     """Streams that begin again whenever they have ended, until `stop` is called."""
 
     ask: list[Callable[[str, Callable[[], None]], Awaitable[str]]]
-    wanted: dict[str, str]
+    expected: dict[str, str]
     ended: int = 0
     pause: float = 0.0
     """Longest time that any stream waited for its next text, in seconds, since it was set to 0."""
@@ -154,7 +138,7 @@ class Load:
         while self.running:
             try:
                 text = await ask(prompt, on_text)
-                assert text == self.wanted[prompt]
+                assert text == self.expected[prompt]
             except (PagewireError, AssertionError, OSError) as error:
                 self.failed.append(error)
                 return
@@ -164,29 +148,28 @@ class Load:
 @asynccontextmanager
 async def load(address: Address, client: AsyncClient, streams: int) -> AsyncIterator[Load]:
     """Runs streams over NATS and HTTP during the block, and to their end after it."""
-    wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
-    made = Load([lambda *a: over_nats(client, *a), lambda *a: over_http(address, *a)], wanted)
+    expected = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+    background = Load([lambda *a: over_nats(client, *a), lambda *a: over_http(address, *a)], expected)
     async with asyncio.TaskGroup() as tasks:
         for number in range(streams):
-            tasks.create_task(made.run(number))
+            tasks.create_task(background.run(number))
         try:
-            await until(lambda: made.ended >= streams or made.failed, timeout=60)
-            yield made
+            await until(lambda: background.ended >= streams or background.failed)
+            yield background
         finally:
-            made.running = False
-    assert made.failed == []
+            background.running = False
+    assert background.failed == []
 
 
 async def restart(stack: Stack, service: str, running: Load) -> None:
     """Ends a service and returns once its successor is ready and the old process has ended."""
     (old,) = processes(service)
     os.kill(old, signal.SIGTERM)
-    await until(lambda: processes(service) not in ([], [old]) or running.failed, timeout=60)
-    await until(lambda: old not in processes(service) or running.failed, timeout=60)
+    await until(lambda: processes(service) not in ([], [old]) or running.failed)
+    await until(lambda: old not in processes(service) or running.failed)
     await stack.ready()
 
 
-@pytest.mark.timeout(300)
 async def test_a_rolling_restart_loses_nothing() -> None:
     async with Stack(settings()) as stack:
         address = await stack.ready()
@@ -195,7 +178,7 @@ async def test_a_rolling_restart_loses_nothing() -> None:
                 running.pause = 0.0
                 await restart(stack, service, running)
                 enough = running.ended + STREAMS
-                await until(lambda enough=enough: running.ended > enough or running.failed, timeout=60)  # type: ignore[misc]
+                await until(lambda enough=enough: running.ended > enough or running.failed)  # type: ignore[misc]
                 print(f"{service}: longest pause {running.pause:.2f} s")
                 assert running.failed == [], service
 
@@ -233,15 +216,15 @@ def serve() -> AbstractContextManager[Served]:
 async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_rest() -> None:
     with serve() as served:
         async with AsyncClient(served.nats) as client:
-            wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+            expected = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
             many = Many(served, client, STOPPED)
-            await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks), timeout=60)
+            await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks))
             (executor,) = processes("executor", served.process.pid)
             await freeze(executor)
             # The tokens of all other streams may exist by now, and the stack would end with the last of these streams.
             late = client.stream(PROMPTS[0], SAMPLING)
             last = asyncio.create_task(text_of(late))
-            await until(lambda: late.prompt_tokens is not None or last.done(), timeout=30)
+            await until(lambda: late.prompt_tokens is not None or last.done())
             assert not last.done()
             served.process.send_signal(signal.SIGTERM)
             await until_stopping(served)
@@ -256,8 +239,8 @@ async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_res
             assert "stopping" in str(refused[0])
             assert isinstance(refused[1], AssertionError)
             assert "503" in str(refused[1])
-            assert await asyncio.gather(*many.tasks) == [wanted[prompt] for prompt in many.prompts]
-            assert await last == wanted[PROMPTS[0]]
+            assert await asyncio.gather(*many.tasks) == [expected[prompt] for prompt in many.prompts]
+            assert await last == expected[PROMPTS[0]]
         assert served.process.wait(10) == 0
 
 
@@ -265,7 +248,7 @@ async def test_a_second_signal_ends_a_stack_at_once() -> None:
     with serve() as served:
         async with AsyncClient(served.nats) as client:
             many = Many(served, client, STOPPED)
-            await until(lambda: many.begun, timeout=60)
+            await until(lambda: many.begun)
             served.process.send_signal(signal.SIGTERM)
             await until_stopping(served)
             served.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What edits logits changes the tokens as plain arithmetic on the logits of transformers says, through all services."""
+"""Edits of logits change the tokens as plain arithmetic on the logits of transformers says, through all services."""
 
 import asyncio
 import functools

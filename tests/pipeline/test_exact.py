@@ -1,4 +1,4 @@
-"""What the whole pipeline generates is what `transformers` generates, whatever the settings."""
+"""The whole pipeline generates the tokens that `transformers` generates, whatever the settings."""
 
 import asyncio
 from typing import Any
@@ -50,7 +50,7 @@ def settings_for(row: dict[str, Any], **changes: Any) -> Settings:
     return Settings(**values | changes)
 
 
-async def generate(pipeline: Pipeline, wanted: tuple[Case, ...], **sampling: Any) -> list[Result]:
+async def generate(pipeline: Pipeline, expected: tuple[Case, ...], **sampling: Any) -> list[Result]:
     """All cases at once, half of them as streams."""
 
     async def one(i: int, case: Case) -> Result:
@@ -60,16 +60,16 @@ async def generate(pipeline: Pipeline, wanted: tuple[Case, ...], **sampling: Any
         stream = pipeline.client.stream(case.prompt, params)
         return await stream.result()
 
-    return await asyncio.gather(*(one(i, case) for i, case in enumerate(wanted)))
+    return await asyncio.gather(*(one(i, case) for i, case in enumerate(expected)))
 
 
 async def check_greedy(row: dict[str, Any], **changes: Any) -> None:
-    wanted = cases(row["family"])
+    expected = cases(row["family"])
     async with running(settings_for(row, **changes)) as pipeline:
         if row["pool"] == "tiny":
             await check_preemption(pipeline, row["family"])
-        results = await generate(pipeline, wanted, temperature=0.0)
-        for case, result in zip(wanted, results, strict=True):
+        results = await generate(pipeline, expected, temperature=0.0)
+        for case, result in zip(expected, results, strict=True):
             assert result.choices[0].token_ids == case.tokens
             assert result.choices[0].finish_reason == ("length" if len(case.tokens) == case.max_tokens else "stop")
         await pipeline.until_idle()
@@ -95,7 +95,6 @@ async def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
 async def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
     """In float32, whose products are IEEE's on this device."""
@@ -117,8 +116,8 @@ async def test_greedy_equals_transformers_everywhere(
 
 async def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> None:
     axes = AXES | {"family": ["llama"], "window": [1, 8], "budget": [16, 2048]}
-    wanted = cases("llama")[:12]
-    seen: list[list[list[int]]] = []
+    expected = cases("llama")[:12]
+    runs: list[list[list[int]]] = []
 
     async def sample(row: dict[str, Any]) -> list[list[int]]:
         async with running(settings_for(row)) as pipeline:
@@ -129,12 +128,12 @@ async def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> Non
                         case.prompt,
                         SamplingParams(max_tokens=case.max_tokens, seed=i, temperature=0.8, **filters[i % 4]),
                     )
-                    for i, case in enumerate(wanted)
+                    for i, case in enumerate(expected)
                 )
             )
             return [choice.token_ids for result in results for choice in result.choices]
 
     for row in pairwise(axes):
-        seen.append(await sample(row))
-    assert all(tokens == seen[0] for tokens in seen)
-    assert len({tuple(tokens) for tokens in seen[0]}) > len(wanted)
+        runs.append(await sample(row))
+    assert all(tokens == runs[0] for tokens in runs)
+    assert len({tuple(tokens) for tokens in runs[0]}) > len(expected)

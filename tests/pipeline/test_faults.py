@@ -1,19 +1,22 @@
 """Each kind of fault once, in the middle of requests of every shape: all end once, as they would have ended."""
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
 
-from pagewire.bench._chaos.faults import arena
+from pagewire.bench._chaos.checks import Seen
+from pagewire.bench._chaos.faults import Arena, arena
 from pagewire.bench._chaos.figures import failures
-from pagewire.bench._chaos.requests import mixture
+from pagewire.bench._chaos.requests import Request, mixture
 from pagewire.bench._chaos.schedule import CUT, FULL, KILL, KINDS, STOP, Fault
 from pagewire.bench._chaos.trial import answers, disturb
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.anyio
 
 SETTINGS = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=400, seed=1, log_level="error")
 TOKENS = 160
@@ -26,29 +29,40 @@ def fault(kind: str) -> Fault:
     return Fault(kind, seconds=LASTS.get(kind.partition(":")[0], 0.0))
 
 
-async def check(*trials: list[Fault], settings: Settings = SETTINGS) -> None:
-    """Runs one stack through trials, one after the other."""
+@dataclass(frozen=True)
+class Served:
+    """A stack, and the answers to the requests that are sent to it in each trial."""
+
+    stack: Arena
+    requests: list[Request]
+    answers: dict[int, Seen]
+
+    async def check(self, *faults: Fault) -> None:
+        """Lets faults happen at once, and expects of every request the end that it has without them."""
+        ended = await disturb(self.stack, self.requests, self.answers, faults)
+        assert not failures(ended, [], ended[0].seen.began), [fault.kind for fault in faults]
+
+
+@pytest.fixture(scope="module")
+async def served() -> AsyncIterator[Served]:
+    """One stack for all faults: to start one takes as long as a trial."""
     requests = mixture(seed=1, tokens=TOKENS, rounds=1)
-    async with arena(settings) as stack:
-        wanted = await answers(stack.address, requests)
-        for faults in trials:
-            ended = await disturb(stack, requests, wanted, faults)
-            assert not failures(ended, [], ended[0].seen.began), [each.kind for each in faults]
+    async with arena(SETTINGS) as stack:
+        yield Served(stack, requests, await answers(stack.address, requests))
 
 
-@pytest.mark.parametrize("action", ["kill", "stop", "term", "cut", "full"])
-async def test_nothing_is_lost_by_one_fault(action: str) -> None:
-    await check(*([fault(kind)] for kind in KINDS if kind.startswith(f"{action}:")))
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_fault_loses_nothing(served: Served, kind: str) -> None:
+    await served.check(fault(kind))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("action", [STOP, CUT])
-async def test_nothing_is_lost_when_a_service_counts_as_gone_and_returns(action: str) -> None:
-    kinds = (kind for kind in KINDS if kind.startswith(f"{action}:"))
-    await check(*([Fault(kind, seconds=BEYOND_SILENCE)] for kind in kinds))
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith((STOP, CUT))])
+async def test_a_service_that_counts_as_gone_and_returns_loses_nothing(served: Served, kind: str) -> None:
+    await served.check(Fault(kind, seconds=BEYOND_SILENCE))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", [*combinations((*PIPELINE, GATEWAY, BROKER), 2)], ids="-".join)
-async def test_nothing_is_lost_when_two_die_at_once(pair: tuple[str, str]) -> None:
-    await check([fault(f"{KILL}:{service}") for service in pair])
+async def test_two_that_die_at_once_lose_nothing(served: Served, pair: tuple[str, str]) -> None:
+    await served.check(*(fault(f"{KILL}:{service}") for service in pair))

@@ -6,7 +6,7 @@ transformers.
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,12 +125,14 @@ def reports_prompt(found: Result) -> bool:
 
 
 LETTERS: dict[str, Any] = {"allowed_token_ids": [A, B], "logit_bias": {A: 50.0}}
-"""What makes the text a row of the letter a."""
+"""Fields that make the text a row of the letter a."""
 ENDS = (EOS_ID, *range(60, 120))
 """With these a search finds other texts where length counts."""
 HOT: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 FOREIGN = {"n", "best_of", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens"}
-"""Fields that no device knows: the slower one is not asked for them."""
+"""Fields that no device knows: the interpreted one gets no request with them."""
+ONE_OF_A_KIND = ("top_p", "repetition_penalty", "bad_words", "logprobs", "structured_outputs", "beam_width")
+"""A field for each way through the interpreted device's sampler, which is slow; `make test-all` sends it all others."""
 
 
 @functools.cache
@@ -238,14 +240,15 @@ def params(fields: dict[str, Any]) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a device made of the requests of all fields."""
+    """Answers of a device to the requests of all fields."""
 
     found: dict[str, Result]
     refusals: dict[str, str]
     """Messages."""
 
 
-async def ask(device: str) -> Answers:
+async def ask(device: str, names: Sequence[str]) -> Answers:
+    """Sends a device a valid request of each of the named fields, and an invalid one of every field."""
     settings = Settings(
         model=str(FOLDER),
         device=device,
@@ -263,7 +266,6 @@ async def ask(device: str) -> Answers:
                     await pipeline.client.generate(PROMPT, params(fields))
                 return raised.value.message
 
-            names = [name for name in fields() if device == "cpu" or name not in FOREIGN]
             found = await asyncio.gather(
                 *(pipeline.client.generate(PROMPT, params(fields()[name].fields)) for name in names)
             )
@@ -272,15 +274,11 @@ async def ask(device: str) -> Answers:
     return Answers(dict(zip(names, found, strict=True)), dict(zip(fields(), refusals, strict=True)))
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, and share a loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
+@pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("cuda-full", marks=pytest.mark.full)])
 async def answers(request: pytest.FixtureRequest) -> Answers:
-    return await ask(request.param)
+    of_device = [name for name in fields() if name not in FOREIGN]
+    names = {"cpu": list(fields()), "cuda": ONE_OF_A_KIND, "cuda-full": of_device}[request.param]
+    return await ask(request.param.removesuffix("-full"), names)
 
 
 async def test_every_field_has_its_effect(answers: Answers) -> None:

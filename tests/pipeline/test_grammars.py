@@ -86,14 +86,14 @@ async def test_every_form_beside_free_texts_in_few_blocks(monkeypatch: pytest.Mo
             assert all(len(choice.logprobs or []) == len(choice.token_ids) for choice in choices)
             return [(choice.text, choice.finish_reason) for choice in choices]
 
-        asked = [(form, heat) for form, _ in FORMS.values() for heat in (0.0, 1.0)]
-        alone = [await texts(form, heat) for form, heat in asked]
-        assert await asyncio.gather(*(texts(form, heat) for form, heat in [*asked, (None, 1.0)]))
-        together = await asyncio.gather(*(texts(form, heat) for form, heat in asked))
+        requests = [(form, heat) for form, _ in FORMS.values() for heat in (0.0, 1.0)]
+        alone = [await texts(form, heat) for form, heat in requests]
+        assert await asyncio.gather(*(texts(form, heat) for form, heat in [*requests, (None, 1.0)]))
+        together = await asyncio.gather(*(texts(form, heat) for form, heat in requests))
         # The last bits of PyTorch's logits depend on the other rows, which a sample can show.
         assert together == alone if compiled else together[::2] == alone[::2]
-        for (name, (_, fits)), found in zip(FORMS.items(), zip(alone[::2], alone[1::2], strict=True), strict=True):
-            ended = [text for texts_ in found for text, reason in texts_ if reason == "stop"]
+        for (name, (_, fits)), results in zip(FORMS.items(), zip(alone[::2], alone[1::2], strict=True), strict=True):
+            ended = [text for texts_ in results for text, reason in texts_ if reason == "stop"]
             assert ended or name in {"lark", "gbnf", "structural_tag", "json_object"}, name
             assert all(fits(text) for text in ended), (name, ended)
         await pipeline.until_idle()
@@ -172,9 +172,9 @@ async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **setti
                 choices = (await pipeline.client.stream("A train", sampling).result()).choices
                 return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for c in choices]
 
-            found = await asyncio.gather(*(one(form, more) for form in forms for more in fields))
+            results = await asyncio.gather(*(one(form, more) for form in forms for more in fields))
             await pipeline.until_idle()
-            return found, pipeline.load("executor")["rows"]
+            return results, pipeline.load("executor")["rows"]
 
 
 async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
@@ -185,6 +185,6 @@ async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
     ]
     settings = {"num_kv_blocks": 40, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 48}
     expected, plain = await answers(forms, forced=False, **settings)
-    found, rows = await answers(forms, forced=True, **settings)
-    assert found == expected
+    results, rows = await answers(forms, forced=True, **settings)
+    assert results == expected
     assert rows < 0.8 * plain

@@ -19,6 +19,7 @@ from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.interpreted import interpreted
 from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ async def client(pipeline: Pipeline) -> AsyncIterator[Client]:
 
 async def ask(client: Client, body: Any, subject: str = SUBJECT) -> dict[str, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = await client.request(subject, data, timeout=30)
+    reply = await client.request(subject, data, timeout=PATIENCE)
     answer: dict[str, Any] = json.loads(reply.data)
     if answer.get("type") == "error":
         assert reply.headers is not None
@@ -78,7 +79,7 @@ async def stream(
     subscription = await client.subscribe(inbox, cb=arrived.put)
     await client.publish(SUBJECT, json.dumps(body | {"stream": True}).encode(), reply=inbox)
     frames: Frames = []
-    while (message := await asyncio.wait_for(arrived.get(), 30)).data:
+    while (message := await asyncio.wait_for(arrived.get(), PATIENCE)).data:
         frames.append(json.loads(message.data))
         on_frame(frames[-1])
     await subscription.unsubscribe()
@@ -121,9 +122,9 @@ async def test_batches_and_several_completions_have_an_index_each(client: Client
 
 async def test_messagepack_is_answered_in_messagepack(client: Client) -> None:
     body = msgspec.msgpack.encode({"prompt": [5, 6, 7], "sampling": {"max_tokens": 3}})
-    reply = await client.request(SUBJECT, body, timeout=10, headers={"Content-Type": "application/msgpack"})
+    reply = await client.request(SUBJECT, body, timeout=PATIENCE, headers={"Content-Type": "application/msgpack"})
     assert len(msgspec.msgpack.decode(reply.data)["choices"][0]["token_ids"]) <= 3
-    reply = await client.request(SUBJECT, b"\xc1", timeout=10, headers={"Content-Type": "application/msgpack"})
+    reply = await client.request(SUBJECT, b"\xc1", timeout=PATIENCE, headers={"Content-Type": "application/msgpack"})
     assert msgspec.msgpack.decode(reply.data)["code"] == 400
 
 
@@ -145,7 +146,7 @@ async def test_the_verbs_beside_generate(client: Client) -> None:
 
     await client.subscribe(inbox, cb=collect)
     await client.publish("$SRV.PING", b"", reply=inbox)
-    await asyncio.wait_for(done.wait(), 30)
+    await asyncio.wait_for(done.wait(), PATIENCE)
     assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
 
 
@@ -239,10 +240,10 @@ async def test_a_finished_stream_can_be_read_again_from_any_token(client: Client
     await client.subscribe(inbox, cb=arrived.put)
     await client.publish(frames[0]["resume"], b'{"start": 4}', reply=inbox)
     again = []
-    while (message := await asyncio.wait_for(arrived.get(), 30)).data:
+    while (message := await asyncio.wait_for(arrived.get(), PATIENCE)).data:
         again.append(json.loads(message.data))
-    wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
-    assert [f for f in again if f["type"] in {"delta", "final"}] == wanted
+    expected = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
+    assert [f for f in again if f["type"] in {"delta", "final"}] == expected
 
 
 async def test_a_reply_subject_that_is_no_inbox_is_never_answered(client: Client, pipeline: Pipeline) -> None:
@@ -278,7 +279,7 @@ class TestOnASlowDevice:
             cancel = frame.get("cancel", cancel)
             if frame["type"] == "delta" and frame["start"] == 4:
                 seen_at_cancel.append(frame["start"])
-                replies.append(asyncio.create_task(client.request(cancel, b"", timeout=30)))
+                replies.append(asyncio.create_task(client.request(cancel, b"", timeout=PATIENCE)))
 
         body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}}
         frames = await stream(client, body, on_frame)
@@ -290,9 +291,9 @@ class TestOnASlowDevice:
         await pipeline.until_idle()
         # The executor has run what the client saw, what was under way, and at most two steps more.
         assert pipeline.load("executor")["sampled"] <= deltas + 2
-        again = await client.request(cancel, b"", timeout=30)
+        again = await client.request(cancel, b"", timeout=PATIENCE)
         assert json.loads(again.data)["state"] == "ended"
-        unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=30)
+        unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=PATIENCE)
         assert json.loads(unknown.data)["state"] == "unknown"
 
     async def test_a_client_that_was_killed_costs_no_more_steps(
@@ -310,7 +311,7 @@ class TestOnASlowDevice:
         await killed.subscribe(inbox, cb=on_frame)
         body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}, "stream": True}
         await killed.publish(SUBJECT, json.dumps(body).encode(), reply=inbox)
-        await asyncio.wait_for(received.wait(), 30)
+        await asyncio.wait_for(received.wait(), PATIENCE)
         await killed.close()
         await pipeline.until_idle()
         assert pipeline.load("executor")["sampled"] < 60

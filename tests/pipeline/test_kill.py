@@ -1,9 +1,6 @@
 """A process is killed in the middle of streams and of a beam search: they end once, as they would have ended."""
 
 import asyncio
-import os
-import signal
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +8,7 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
+from tests.support.processes import kill
 
 pytestmark = [pytest.mark.full, pytest.mark.anyio]
 
@@ -18,20 +16,6 @@ TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
 BEAMS = SamplingParams(max_tokens=TOKENS, beam_width=4, n=2, ignore_eos=True)
 PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?"]
-
-
-def kill(service: str) -> None:
-    """Ends the process of a service that this one has started, without a chance to clean up."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        if parent == os.getpid() and f"services.{service}" in command:
-            os.kill(int(folder.name), signal.SIGKILL)
-            return
-    raise AssertionError(f"there is no {service}")
 
 
 async def stream(client: AsyncClient, prompt: str, victim: str = "") -> str:
@@ -57,11 +41,11 @@ async def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_execu
         model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error"
     )
     async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
-        wanted = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
+        expected = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
         for victim in ("tokenizer", "scheduler", "executor"):
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 search(client),
                 *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS)),
             )
-            assert found == wanted, victim
+            assert results == expected, victim
             await stack.ready()

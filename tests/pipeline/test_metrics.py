@@ -17,7 +17,7 @@ from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import SERVICES, Pipeline, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 CHOICES, TOKENS = 3, 8
 SAME = {
@@ -30,24 +30,24 @@ SAME = {
     "detokenizer": {"streams": "pagewire.streams", "tokens": "pagewire.tokens.generated"},
     "tokenizer": {"in_flight": "pagewire.tokenizer.in_flight", "store_refuses": "pagewire.store.refuses"},
 }
-"""What `pagewire status` shows, which is the load in heartbeats, and the metric that counts the same."""
+"""Figures of `pagewire status`, which come from heartbeats, and the metrics that count the same."""
 _report = Decoder(MetricsReport)
 
 
 async def reports(pipeline: Pipeline) -> dict[str, MetricsReport]:
-    """What every service answers, by its name."""
-    found: dict[str, MetricsReport] = {}
+    """Returns the metrics of every service, by its name."""
+    by_service: dict[str, MetricsReport] = {}
 
     def add(message: Message) -> None:
         report = _report.decode(message.data)
-        found[report.service] = report
+        by_service[report.service] = report
 
     inbox = "_INBOX.gateway.test"
     await pipeline.bus.subscribe(inbox, add)
     pipeline.bus.publish(subjects.METRICS, b"", reply=inbox)
-    while len(found) < len(SERVICES):
+    while len(by_service) < len(SERVICES):
         await pipeline.bus.flush()
-    return found
+    return by_service
 
 
 def only(report: MetricsReport, name: str) -> Sample:
@@ -69,21 +69,21 @@ async def test_every_metric_is_written_and_agrees_with_the_requests(
         with pytest.raises(InvalidRequest):
             await pipeline.client.generate(prompt, max_tokens=-1)
         await pipeline.until_idle()
-        found = await reports(pipeline)
+        by_service = await reports(pipeline)
         loads = {service: pipeline.load(service) for service in SAME}
 
     for metric in table.METRICS.values():
         for service in set(metric.services) & set(SERVICES):
             if metric is not table.REFUSED or service == "tokenizer":
-                assert any(sample.name == metric.name for sample in found[service].samples), (metric.name, service)
-    for service, report in found.items():
+                assert any(sample.name == metric.name for sample in by_service[service].samples), (metric.name, service)
+    for service, report in by_service.items():
         assert all(service in table.METRICS[sample.name].services for sample in report.samples)
 
     for service, names in SAME.items():
         for load, name in names.items():
-            assert loads[service][load] == only(found[service], name).value, (service, load)
+            assert loads[service][load] == only(by_service[service], name).value, (service, load)
 
-    scheduler, executor, detokenizer = (found[name] for name in ("scheduler", "executor", "detokenizer"))
+    scheduler, executor, detokenizer = (by_service[name] for name in ("scheduler", "executor", "detokenizer"))
     assert only(detokenizer, "pagewire.tokens.generated").value == 2 * CHOICES * TOKENS
     assert only(executor, "pagewire.tokens.sampled").value == 2 * CHOICES * TOKENS
     assert sum(only(detokenizer, "pagewire.inter_token.latency").counts) == 2 * CHOICES * (TOKENS - 1)
@@ -99,7 +99,7 @@ async def test_every_metric_is_written_and_agrees_with_the_requests(
     )
     phases = {s.labels[0]: s.value for s in executor.samples if s.name == "pagewire.step.tokens"}
     assert phases["decode"] == 2 * CHOICES * (TOKENS - 1)
-    refused = [sample for sample in found["tokenizer"].samples if sample.name == table.REFUSED.name]
+    refused = [sample for sample in by_service["tokenizer"].samples if sample.name == table.REFUSED.name]
     assert [(sample.labels, sample.value) for sample in refused] == [(("invalid_request",), 1)]
 
 

@@ -46,8 +46,8 @@ async def test_only_requests_with_logits_that_are_not_finite_fail(
     greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     async with running(settings) as pipeline:
         client = pipeline.client
-        wanted = [(await client.generate(prompt, greedy)).choices[0].token_ids for prompt in prompts]
-        assert not any(BROKEN in tokens for tokens in wanted), "the model picks the broken token: mark another"
+        expected = [(await client.generate(prompt, greedy)).choices[0].token_ids for prompt in prompts]
+        assert not any(BROKEN in tokens for tokens in expected), "the model picks the broken token: mark another"
         others = [asyncio.create_task(client.generate(prompt, greedy)) for prompt in prompts]
         for fields in (
             {"temperature": 0.0},
@@ -57,6 +57,6 @@ async def test_only_requests_with_logits_that_are_not_finite_fail(
         ):
             with pytest.raises(Internal, match="NaN"):
                 await client.generate([7, BROKEN, *[7] * 30], max_tokens=5, **fields)
-        assert [(await other).choices[0].token_ids for other in others] == wanted
-        assert [(await client.generate(prompt, greedy)).choices[0].token_ids for prompt in prompts] == wanted
+        assert [(await other).choices[0].token_ids for other in others] == expected
+        assert [(await client.generate(prompt, greedy)).choices[0].token_ids for prompt in prompts] == expected
         await pipeline.until_idle()

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 TOKENS = 120
 PROMPTS = [[5 + i] * (4 + 3 * i) for i in range(6)]
 POISON = 3
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE = 10.0
+"""Seconds that other streams may stand still, on the slowest machine."""
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
 
 
@@ -48,7 +49,7 @@ async def test_only_the_poisonous_request_fails(monkeypatch: pytest.MonkeyPatch)
     settings = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, log_level="error")
     async with running(settings) as pipeline:
         client = pipeline.client
-        wanted = [(await stream(client, prompt))[0] for prompt in PROMPTS]
+        expected = [(await stream(client, prompt))[0] for prompt in PROMPTS]
         assert not devices[0].poisoned_steps, "the model itself picks the marked token: mark another"
 
         begun = asyncio.Event()
@@ -56,9 +57,9 @@ async def test_only_the_poisonous_request_fails(monkeypatch: pytest.MonkeyPatch)
         await begun.wait()
         with pytest.raises(Internal, match="runs alone"):
             await client.generate([7, 7, POISON, 7], SAMPLING)
-        found = await asyncio.gather(*streams)
-        assert [tokens for tokens, _ in found] == wanted
-        assert max(pause for _, pause in found) < LONGEST_PAUSE
+        results = await asyncio.gather(*streams)
+        assert [tokens for tokens, _ in results] == expected
+        assert max(pause for _, pause in results) < LONGEST_PAUSE
         assert devices[0].poisoned_steps[0] > 1, "it did not fail in company"
         assert devices[0].poisoned_steps[1:] == [1], "it was not tried alone, once"
         await pipeline.until_idle()

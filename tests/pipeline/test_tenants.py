@@ -20,7 +20,7 @@ from pagewire.shared.messages.client import Accepted
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import Settings
 from tests.support.pipeline import CLIENT_KEY, Pipeline, running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio]
 
@@ -54,7 +54,7 @@ async def test_no_other_client_reads_cancels_or_resumes_a_stream(tmp_path: Path)
         heard: list[Message] = []
         operator = await stack.bus.subscribe("_TENANT.alice.>", heard.append)
         reading = asyncio.create_task(_read(alice.stream("Once upon a time", LONG, request_id="r1").batches()))
-        await until(lambda: len(heard) > 1, timeout=30)
+        await until(lambda: len(heard) > 1)
         await operator.unsubscribe()
         accepted = next(frame for message in heard if isinstance(frame := _frame(message), Accepted))
         inbox, cancel, resume = heard[-1].subject, accepted.cancel, accepted.resume
@@ -69,11 +69,13 @@ async def test_no_other_client_reads_cancels_or_resumes_a_stream(tmp_path: Path)
             generate = subjects.for_tenant(f"{subjects.GENERATE}.bundled", "alice")
             for subject in (cancel, resume, generate, subjects.for_tenant(f"{subjects.CANCEL}.r1", "alice")):
                 with pytest.raises(NotPermitted):
-                    await other.request(subject, b'{"start": 0}', timeout=10)
+                    await other.request(subject, b'{"start": 0}', timeout=PATIENCE)
             # The same names under its own subjects mean its own requests, of which there are none.
             _, _, rest = cancel.partition(".alice.cancel.")
             for name in (rest, "r1"):
-                answer = await other.request(subjects.for_tenant(f"{subjects.CANCEL}.{name}", enemy), b"", timeout=10)
+                answer = await other.request(
+                    subjects.for_tenant(f"{subjects.CANCEL}.{name}", enemy), b"", timeout=PATIENCE
+                )
                 assert json.loads(answer.data)["state"] == "unknown"
             answer = await other.request(
                 subjects.for_tenant(f"{subjects.RESUME}.{rest}", enemy), b'{"start": 0}', timeout=10
@@ -82,7 +84,7 @@ async def test_no_other_client_reads_cancels_or_resumes_a_stream(tmp_path: Path)
             # Nor is anything sent to an inbox of the other tenant in its name.
             own = subjects.for_tenant(f"{subjects.GENERATE}.bundled", enemy)
             other.publish(own, b'{"prompt": "x"}', reply="_TENANT.alice.forged.1")
-            await until(lambda: stack.load("tokenizer")["dropped"], timeout=30)
+            await until(lambda: stack.load("tokenizer")["dropped"])
             assert not forged
             await other.close()
         assert not reading.done()
@@ -118,9 +120,9 @@ async def test_a_bare_client_needs_its_inbox_prefix_and_its_subject(tmp_path: Pa
     """As docs/clients.md shows it."""
     async with pipeline(tmp_path) as stack:
         client = await nats.connect(stack.url, user="alice", password=KEYS["alice"], inbox_prefix="_TENANT.alice")
-        models = json.loads((await client.request("pagewire.v1.tenant.alice.models", b"", timeout=10)).data)
+        models = json.loads((await client.request("pagewire.v1.tenant.alice.models", b"", timeout=PATIENCE)).data)
         request = {"prompt": "Once upon a time", "sampling": {"max_tokens": 4}}
-        reply = await client.request(models["models"][0]["subject"], json.dumps(request).encode(), timeout=30)
+        reply = await client.request(models["models"][0]["subject"], json.dumps(request).encode(), timeout=PATIENCE)
         assert json.loads(reply.data)["usage"]["completion_tokens"] == 4
         await client.close()
 

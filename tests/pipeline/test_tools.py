@@ -66,12 +66,6 @@ OPTIONS: Any = {"model": "llama", "messages": QUESTION, "tools": [TOOL, TIME], "
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, and share a loop."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def pipeline() -> AsyncIterator[Pipeline]:
     settings = Settings(
         model=str(checkpoint("llama")),
@@ -98,8 +92,8 @@ async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
 
 def check(arguments: str) -> bool:
     """Whether the arguments are what the schema of the tool allows."""
-    found = json.loads(arguments)
-    return set(found) == {"city", "day"} and found["city"] in {"Paris", "Rome"} and found["day"] in {1, 2}
+    values = json.loads(arguments)
+    return set(values) == {"city", "day"} and values["city"] in {"Paris", "Rome"} and values["day"] in {1, 2}
 
 
 async def test_reasoning_and_calls_over_http(chat: Any) -> None:
@@ -182,7 +176,7 @@ async def test_a_prompt_can_begin_the_reasoning(pipeline: Pipeline) -> None:
     assert [await opened(), await opened(thinks=True), await opened(thinks=False)] == [False, True, False]
 
 
-async def test_what_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -> None:
+async def test_a_tool_that_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -> None:
     named = {"type": "function", "function": {"name": "get_time"}}
     with pytest.raises(openai.BadRequestError, match="tool_choice names get_time"):
         await chat.create(model="llama", messages=QUESTION, tools=[TOOL], tool_choice=named, stream=True)

@@ -1,8 +1,6 @@
 """Traces of the whole stack, as a collector gets them: of a request, of one whose executor dies, and of failed ones."""
 
 import json
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -18,9 +16,10 @@ from pagewire.embedded.stack import Address, Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.collector import Received, collector
 from tests.support.model_folders import change, model_folder
-from tests.support.waiting import until
+from tests.support.processes import kill
+from tests.support.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 CALLER = "b7ad6b7169203331"
 TOKENS = 200
@@ -31,7 +30,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Served:
-    """What a client of a stack knows of one request."""
+    """One request as its client knows it."""
 
     trace: str
     began: float
@@ -62,7 +61,7 @@ class Traced:
         }
         headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
         events: list[dict[str, object]] = []
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
             await client.get(f"{self.address.http}/livez")  # so that the time has no connection in it
             began = time.time()
             async with client.stream(
@@ -80,23 +79,9 @@ class Traced:
 
     async def of(self, trace: str, names: Iterable[str]) -> list[Received]:
         """The spans of a trace without those of steps, once all of these names are there, as often as given."""
-        wanted = Counter(names)
-        await until(lambda: wanted <= Counter(span.name for span in self.spans if span.trace_id == trace), timeout=20)
+        expected = Counter(names)
+        await until(lambda: expected <= Counter(span.name for span in self.spans if span.trace_id == trace))
         return [span for span in self.spans if span.trace_id == trace and span.name != "step"]
-
-
-def kill(service: str) -> None:
-    """Ends the process of a service that this one has started, without a chance to clean up."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if parent == os.getpid() and f"services.{service}" in command:
-            os.kill(int(folder.name), signal.SIGKILL)
-            return
-    raise AssertionError(f"there is no {service}")
 
 
 @pytest.fixture
@@ -194,7 +179,7 @@ async def test_the_life_of_requests(traced: Traced) -> None:
         (fails, {"timeout_ms": 100, "sampling": {"max_tokens": TOKENS, "ignore_eos": True}}),
     ):
         data = json.dumps(body | changes).encode()
-        await client.request("pagewire.v1.generate.tiny", data, timeout=20, headers=headers)
+        await client.request("pagewire.v1.generate.tiny", data, timeout=PATIENCE, headers=headers)
     await client.close()
     spans = await traced.of("f" * 32, ["receive", "queue", "admit", "run", "stream"])
     (stream,) = [span for span in spans if span.failed]

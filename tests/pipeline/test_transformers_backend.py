@@ -1,4 +1,4 @@
-"""What the whole pipeline generates with a family that `transformers` builds is what `transformers` generates."""
+"""With a family that `transformers` builds, the whole pipeline generates the tokens that `transformers` generates."""
 
 import pytest
 

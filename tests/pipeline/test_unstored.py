@@ -10,6 +10,7 @@ from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +20,7 @@ SAMPLING = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 async def test_a_request_that_was_never_stored_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=64, log_level="error")
     async with running(settings) as pipeline:
-        wanted = await pipeline.client.generate([5, 6, 7], SAMPLING)
+        expected = await pipeline.client.generate([5, 6, 7], SAMPLING)
         put_work, tries = NatsStore.put_work, 0
 
         async def put_work_later(store: NatsStore, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
@@ -31,8 +32,8 @@ async def test_a_request_that_was_never_stored_is_sent_again(monkeypatch: pytest
 
         monkeypatch.setattr(NatsStore, "put_work", put_work_later)
         tokens: list[int] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for delta in pipeline.client.stream([5, 6, 7], SAMPLING):
                 tokens += delta.token_ids
-        assert tokens == wanted.choices[0].token_ids
+        assert tokens == expected.choices[0].token_ids
         assert tries == 2

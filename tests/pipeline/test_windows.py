@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 LAYERS = 6
 """Five with a window and one without, as in Gemma 3: six groups of one layer."""
 WIDTH, BEAM_TOKENS = 3, 20
-"""Of a beam search whose forks cross the bounds of blocks."""
+"""Parameters of a beam search whose forks cross the bounds of blocks."""
 
 
 def gemma(folder: Path, window: int, context: int) -> PreTrainedModel:
@@ -53,19 +53,19 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
     return Settings(**values | changes)
 
 
-async def check(settings: Settings, wanted: list[Case], beams: list[list[int]]) -> dict[str, float]:
+async def check(settings: Settings, expected: list[Case], beams: list[list[int]]) -> dict[str, float]:
     """Sends all at once, and then again, to be found in the prefix cache; returns what the scheduler has counted.
 
     `beams` are the best texts of a search behind the first prompt.
     """
-    sampling = SamplingParams(max_tokens=len(wanted[0].tokens), temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=len(expected[0].tokens), temperature=0.0, ignore_eos=True)
     async with running(settings) as pipeline:
         for _ in range(2):
-            results = await asyncio.gather(*(pipeline.client.generate(case.prompt, sampling) for case in wanted))
-            for case, result in zip(wanted, results, strict=True):
+            results = await asyncio.gather(*(pipeline.client.generate(case.prompt, sampling) for case in expected))
+            for case, result in zip(expected, results, strict=True):
                 assert result.choices[0].token_ids == case.tokens
         search = SamplingParams(beam_width=WIDTH, n=len(beams), max_tokens=BEAM_TOKENS)
-        found = await pipeline.client.generate(wanted[0].prompt, search)
+        found = await pipeline.client.generate(expected[0].prompt, search)
         assert [choice.token_ids for choice in found.choices] == beams
         await pipeline.until_idle()
         return pipeline.load("scheduler")
@@ -86,22 +86,22 @@ async def test_a_long_prompt_holds_its_windows(tmp_path: Path) -> None:
 
 async def test_a_pool_that_cannot_hold_all_positions_in_all_layers_holds_what_is_seen(tmp_path: Path) -> None:
     model = gemma(tmp_path, window=16, context=256)
-    wanted = cases(model, (200, 150, 170, 170), 24)
+    expected = cases(model, (200, 150, 170, 170), 24)
     entries = 224 // 8
     settings = settings_for(
         tmp_path, max_model_len=224, block_size=8, max_num_batched_tokens=16, num_kv_blocks=entries * 5
     )
     assert settings.num_kv_blocks is not None
     assert settings.num_kv_blocks < entries * LAYERS, "all positions of one sequence would fit"
-    counted = await check(settings, wanted, beams_behind(tmp_path, wanted[0].prompt))
+    counted = await check(settings, expected, beams_behind(tmp_path, expected[0].prompt))
     assert counted["preemptions"] == 0
 
 
 async def test_preempted_sequences_are_computed_again(tmp_path: Path) -> None:
     model = gemma(tmp_path, window=16, context=256)
-    wanted = cases(model, (9, 33, 33, 17, 20), 60)
+    expected = cases(model, (9, 33, 33, 17, 20), 60)
     settings = settings_for(
         tmp_path, max_model_len=144, block_size=8, max_num_batched_tokens=16, lease_window=2, num_kv_blocks=64
     )
-    counted = await check(settings, wanted, beams_behind(tmp_path, wanted[0].prompt))
+    counted = await check(settings, expected, beams_behind(tmp_path, expected[0].prompt))
     assert counted["preemptions"] > 0

@@ -13,7 +13,7 @@ from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch, C
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits, reference_model
 
 EOS_ID = 0
-"""Of every checkpoint."""
+"""End-of-sequence id of every checkpoint."""
 
 
 class BeamCase(NamedTuple):
@@ -42,7 +42,7 @@ def transformers_beams(
 ) -> list[list[int]]:
     """The `n` best of a beam search in float32."""
     with torch.inference_mode():
-        made = reference_model(folder).generate(
+        generated = reference_model(folder).generate(
             torch.tensor([list(prompt)]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             num_beams=width,
@@ -56,7 +56,7 @@ def transformers_beams(
             min_new_tokens=min_tokens or None,
             use_cache=True,
         )
-    return [_cut(row[len(prompt) :].tolist(), stop_ids) for row in made]
+    return [_cut(row[len(prompt) :].tolist(), stop_ids) for row in generated]
 
 
 def _cut(tokens: list[int], stop_ids: Sequence[int]) -> list[int]:
@@ -70,12 +70,12 @@ def run_search(
 ) -> list[Hypothesis]:
     """Runs a search to its end; `logprobs` of a text are [V] of the token behind it."""
     while search.beams:
-        found = []
+        hypotheses = []
         for beam in search.beams:
             row = np.asarray(logprobs([*prompt, *beam.tokens]), np.float32)
             best = np.argsort(-row, kind="stable")[:count]
-            found.append(Candidates(best.tolist(), row[best]))
-        search.advance(found)
+            hypotheses.append(Candidates(best.tolist(), row[best]))
+        search.advance(hypotheses)
     return search.finished
 
 

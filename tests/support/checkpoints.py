@@ -220,15 +220,15 @@ def _write(name: str, folder: Path) -> None:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of `VOCABULARY` ids: every text has ids, every id has a text."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([_TEXT], trainer)
-    assert made.get_vocab_size() == VOCABULARY
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=EOS, bos_token=EOS)
+    bpe.train_from_iterator([_TEXT], trainer)
+    assert bpe.get_vocab_size() == VOCABULARY
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOS, bos_token=EOS)

@@ -20,7 +20,7 @@ VOCABULARY = 50
 
 
 def next_token(tokens: list[int]) -> int:
-    """What follows `tokens`: a function of all of them."""
+    """Returns the token that follows `tokens`: a function of all of them."""
     return hash(tuple(tokens)) % VOCABULARY
 
 
@@ -180,8 +180,8 @@ class ModelExecutor:
             for position in range(slot.computed):
                 for group, block in enumerate(self.blocks_at(slot, position)):
                     if not self.windows[group] or position > start - self.windows[group]:
-                        found = self.kv.get((block, position % self.block_size))
-                        assert found == hash((group, *slot.tokens[: position + 1])), "a row read another sequence's KV"
+                        cached = self.kv.get((block, position % self.block_size))
+                        assert cached == hash((group, *slot.tokens[: position + 1])), "a row read another sequence's KV"
             sampled: list[int] = []
             finish = Finish.NONE
             if slot.computed == len(slot.tokens):
@@ -189,8 +189,8 @@ class ModelExecutor:
                     row = next_logprobs(slot.tokens)
                     best = np.argsort(-row, kind="stable")[: slot.candidates]
                     candidates.append((slot.sequence, best.tolist(), row[best].tolist()))
-                wanted = 1 if self.most == 1 or slot.candidates else hash((self.step, slot.computed)) % (self.most + 1)
-                while len(sampled) < wanted and not finish:
+                count = 1 if self.most == 1 or slot.candidates else hash((self.step, slot.computed)) % (self.most + 1)
+                while len(sampled) < count and not finish:
                     sampled.append(next_token(slot.tokens))
                     slot.tokens.append(sampled[-1])
                     if sampled[-1] in slot.stop_ids:
@@ -198,7 +198,7 @@ class ModelExecutor:
                     elif len(slot.tokens) == slot.end:
                         finish = Finish.LENGTH
                 slot.dead = finish != Finish.NONE
-                slot.computed -= not wanted  # the last position is computed again
+                slot.computed -= not count  # the last position is computed again
             columns.append((slot.sequence, start, width, sampled, finish))
         self._emit(columns, candidates)
 

@@ -62,7 +62,7 @@ Tensors = Mapping[str, tuple[npt.NDArray[Any], str]]
 def random_blocks(kind: str, count: int, seed: int = 0, scale: float = 0.05) -> npt.NDArray[np.uint8]:
     """[count, bytes] of blocks with anything in them, except that their float16 scales are finite and small."""
     random = np.random.default_rng(seed)
-    size = next(known.size for known in TENSOR_TYPES.values() if known.name == kind)
+    size = next(tensor_type.size for tensor_type in TENSOR_TYPES.values() if tensor_type.name == kind)
     blocks = random.integers(0, 256, (count, size), np.uint8)
     for offset in _SCALES[kind]:
         numbers = random.normal(0, scale, count).astype(np.float16)

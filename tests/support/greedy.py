@@ -25,37 +25,37 @@ class Case(NamedTuple):
 def cases(name: str, count: int = 32, longest: int = 60, most: int = 24) -> tuple[Case, ...]:
     """`count` cases of mixed lengths for a checkpoint, in float32. Two are equal, and three share a beginning."""
     random_ids = random.Random(name)
-    found: list[Case] = []
-    while len(found) < count:
+    collected: list[Case] = []
+    while len(collected) < count:
         prompt = [random_ids.randrange(1, VOCABULARY) for _ in range(random_ids.randint(1, longest))]
-        if len(found) in {5, 6}:
-            prompt = found[4].prompt[:1] * 20 + prompt[:20]
-        if len(found) == 9:
-            prompt = found[8].prompt
+        if len(collected) in {5, 6}:
+            prompt = collected[4].prompt[:1] * 20 + prompt[:20]
+        if len(collected) == 9:
+            prompt = collected[8].prompt
         max_tokens = random_ids.randint(4, most)
         tokens, gap = _generate(name, prompt, max_tokens)
         if gap >= GAP:
-            found.append(Case(prompt, max_tokens, tokens))
-    return tuple(found)
+            collected.append(Case(prompt, max_tokens, tokens))
+    return tuple(collected)
 
 
 @functools.cache
 def long_pair(name: str, prompt_tokens: int = 30, max_tokens: int = 60) -> tuple[Case, Case]:
     """Two cases that run to `max_tokens`: together they need nearly twice what one may need at most."""
     random_ids = random.Random(name + " pair")
-    found: list[Case] = []
-    while len(found) < 2:
+    collected: list[Case] = []
+    while len(collected) < 2:
         prompt = [random_ids.randrange(1, VOCABULARY) for _ in range(prompt_tokens)]
         tokens, gap = _generate(name, prompt, max_tokens)
         if gap >= GAP and len(tokens) == max_tokens and tokens[-1] != 0:
-            found.append(Case(prompt, max_tokens, tokens))
-    return found[0], found[1]
+            collected.append(Case(prompt, max_tokens, tokens))
+    return collected[0], collected[1]
 
 
 def _generate(name: str, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
     model = reference_model(checkpoint(name))
     with torch.inference_mode():
-        made = model.generate(
+        generated = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             pad_token_id=0,
@@ -64,5 +64,5 @@ def _generate(name: str, prompt: list[int], max_tokens: int) -> tuple[list[int],
             output_logits=True,
             return_dict_in_generate=True,
         )
-    best = torch.cat(made.logits).topk(2).values
-    return made.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
+    best = torch.cat(generated.logits).topk(2).values
+    return generated.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())

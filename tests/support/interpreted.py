@@ -23,7 +23,7 @@ from pagewire.shared.settings.config import STEP_TOKENS, Settings
 
 
 def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
-    """What `open_cuda` does, but for what it measures of a GPU and for the graphs. The settings name the blocks."""
+    """Opens the device as `open_cuda` does, without measuring and without graphs; the settings name the blocks."""
     assert settings.num_kv_blocks is not None
     runtime, config = HostRuntime(), read_config(folder)
     length, tokens = max_model_len(settings, config), settings.max_num_batched_tokens or STEP_TOKENS

@@ -27,6 +27,7 @@ from pagewire.shared.process.runtime import run_service
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import connect_role, connect_service
+from tests.support.waiting import PATIENCE
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,
@@ -40,7 +41,7 @@ CLIENT_KEY = "client-key"
 FLUSH_TIMEOUT = 20.0
 """Seconds for the broker to confirm a subscription: meanwhile a model may be loaded on the same cores."""
 HELD = ("requests", "running", "waiting", "blocks_held")
-"""What a scheduler reports of itself that is zero when it is idle."""
+"""Figures of a scheduler's heartbeat that are zero when it is idle."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,17 @@ class Pipeline:
     """The connection of each service."""
 
     def load(self, service: str) -> dict[str, float]:
-        """What the only instance of a service reported last."""
+        """Returns the load in the last heartbeat of the only instance of a service."""
         return self.beat(service).load
 
     def beat(self, service: str) -> Heartbeat:
-        """The last heartbeat of the only instance of a service."""
+        """Returns the last heartbeat of the only instance of a service."""
         (beat,) = self.peers.alive(service)
         return beat
 
     async def until_idle(self) -> None:
         """Returns once the scheduler holds nothing: no request, no slot, no block. All loads are fresh then."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await self._next_heartbeat("scheduler")  # the last one may be of before the work
             while any(self.load("scheduler").get(name, 1) for name in HELD):
                 await self._next_heartbeat("scheduler")
@@ -82,7 +83,7 @@ class Pipeline:
 
     async def until_ready(self) -> None:
         """Returns once every service says that it is ready."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not all(any(beat.ready for beat in self.peers.alive(name)) for name in SERVICES):
                 await self._next_heartbeat("*")
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from pagewire.services.executor.devices.protocol import Device, Edits, PendingStep, StepBatch
 from pagewire.shared.sampling_parameters import Record
 
 
-class PoisonedDevice:
+class PoisonedDevice(Device):
     """Another device, whose steps raise if the marked token is among their inputs."""
 
     recovers = True
@@ -19,11 +21,12 @@ class PoisonedDevice:
         self._device = device
         self._token = token
 
+    @override
     @property
     def busy(self) -> float:
-        """See `Device.busy`."""
         return self._device.busy
 
+    @override
     def add(
         self,
         slot: int,
@@ -32,32 +35,27 @@ class PoisonedDevice:
         stop_ids: Sequence[int] = (),
         edits: Edits | None = None,
     ) -> None:
-        """See `Device.add`."""
         self._device.add(slot, blocks, sampling, stop_ids, edits)
 
+    @override
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.extend`."""
         self._device.extend(slots, blocks)
 
+    @override
     def remove(self, slot: int) -> None:
-        """See `Device.remove`."""
         self._device.remove(slot)
 
+    @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Device.copy`."""
         self._device.copy(sources, targets)
 
+    @override
     def launch(self, batch: StepBatch) -> PendingStep:
-        """See `Device.launch`.
-
-        Raises:
-            RuntimeError: the marked token is in the batch.
-        """
         if (batch.token_ids == self._token).any():
             self.poisoned_steps.append(len(batch.slots))
             raise RuntimeError("the marked token cannot be computed")
         return self._device.launch(batch)
 
+    @override
     def close(self) -> None:
-        """See `Device.close`."""
         self._device.close()

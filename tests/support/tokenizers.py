@@ -11,7 +11,7 @@ from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = {
-    "gpt2": Path(__file__).parents[2] / "bench" / "data" / "gpt2.json.xz",
+    "gpt2": Path(__file__).parents[2] / "tools" / "experiments" / "data" / "gpt2.json.xz",
     "phi-3-mini": DATA / "tokenizers" / "phi-3-mini.json.xz",
 }
 """Byte-level BPE, and SentencePiece BPE with byte fallback (both MIT)."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE
+
 FOLDER = Path(__file__).parent
 SHOWN = {
     "basic": "Prompt:    'The capital of France is'",
@@ -26,7 +28,7 @@ def test_an_example_runs(name: str) -> None:
         env=os.environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ WANTED = seen("a b c d", [1, 2, 3, 4])
         (Seen(0.0), "lost"),
     ],
 )
-def test_what_became_of_a_request(found: Seen, outcome: str) -> None:
+def test_a_request_has_one_outcome(found: Seen, outcome: str) -> None:
     verdict = judge(STREAM, WANTED, found)
     assert verdict.outcome == outcome
     assert bool(verdict.reason) == (outcome != "exact")
@@ -77,7 +77,7 @@ def test_a_cancelled_request_has_the_beginning_of_its_answer_and_an_end() -> Non
     assert judge(CANCELLED, WANTED, gone).outcome == "exact", "its client did not wait for the end"
 
 
-def test_what_a_broken_connection_had_brought_must_be_right_too() -> None:
+def test_the_text_of_a_broken_connection_must_be_right_too() -> None:
     assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: SeenChoice("a b")}])).outcome == "exact"
     assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: SeenChoice("a c")}])).outcome == "wrong"
 

@@ -18,7 +18,7 @@ def test_every_kind_comes_as_often_as_every_other() -> None:
     assert set(Counter(fault.kind for fault in faults).values()) == {10}
 
 
-def test_what_is_frozen_or_cut_off_is_so_for_less_and_for_more_than_the_silence_that_counts_as_death() -> None:
+def test_freezes_and_cuts_last_for_less_and_for_more_than_the_silence_that_counts_as_death() -> None:
     for kind in ("stop:scheduler", "cut:executor"):
         lasting = [fault.seconds for fault in islice(schedule(1, [kind]), 40)]
         assert min(lasting) < 2 < max(lasting)

@@ -56,7 +56,7 @@ def test_events_come_whole_however_they_are_cut(size: int) -> None:
         (b"SSH-2.0\r\n\r\n", "does not answer"),
     ],
 )
-def test_what_is_no_stream_is_refused(answer: bytes, said: str) -> None:
+def test_an_answer_that_is_no_stream_is_refused(answer: bytes, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         read(answer)
 

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.bench import ablation, busy, cpu_step, fastgen, lease, pipeline, replicas, sim, vllm_cpu
+from pagewire.bench import cpu_step, pipeline, quality, serve
 from pagewire.bench._common import output
 from pagewire.bench._common.output import commit, json_file, machine, markdown, spread, write
 
 Main = Callable[[list[str]], int]
-MAINS: list[Main] = [
-    ablation.main, busy.main, cpu_step.main, fastgen.main, lease.main, pipeline.main, replicas.main, sim.main,
-]  # fmt: skip
+MAINS: list[Main] = [cpu_step.main, pipeline.main, quality.main, serve.main]
 
 
 @pytest.mark.parametrize("main", MAINS)
@@ -26,20 +24,20 @@ def test_a_folder_is_no_file(main: Main, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_file_needs_a_folder_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        vllm_cpu.main(["vllm", "--output", str(tmp_path / "none" / "a.json")])
+        cpu_step.main(["--output", str(tmp_path / "none" / "a.json")])
     assert "make it first" in capsys.readouterr().err
 
 
-def test_what_can_be_written_is_taken(tmp_path: Path) -> None:
+def test_a_file_that_can_be_written_is_accepted(tmp_path: Path) -> None:
     assert json_file(str(tmp_path / "a.json")) == tmp_path / "a.json"
     assert json_file("a.json") == Path("a.json")
 
 
 def test_raw_results_have_a_header(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    write(file, "busy", ["--output", "a b.json"], simulated="one h100", runs=[{"x": 1}])
+    write(file, "pagewire bench serve", ["--output", "a b.json"], simulated="one h100", runs=[{"x": 1}])
     found = json.loads(file.read_text())
-    assert found["command"] == "pagewire bench busy --output 'a b.json'"
+    assert found["command"] == "pagewire bench serve --output 'a b.json'"
     assert found["machine"] == machine()
     assert found["commit"] == commit()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
@@ -47,7 +45,7 @@ def test_raw_results_have_a_header(tmp_path: Path) -> None:
 
 
 def test_without_a_file_nothing_is_written() -> None:
-    write(None, "busy", [], runs=[])
+    write(None, "pagewire bench serve", [], runs=[])
 
 
 def test_a_machine_is_its_cores_and_what_they_are() -> None:

@@ -1,4 +1,4 @@
-"""What clients saw becomes figures, and both engines serve the same load; on a CPU no time means anything."""
+"""Observations of clients become figures, and both engines serve one load; on a CPU no time means anything."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from pagewire.bench._common.loads import Request
 from pagewire.bench._gpu import load as module
 from pagewire.bench._gpu.load import LoadRun, figures, load, table, write_model
-from pagewire.bench._simulation.pipeline import Request
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.model_folder import read_config
 from tests.bench.gpu.cases import MODEL
@@ -51,7 +51,6 @@ def test_a_written_model_is_one_that_the_executor_loads(tmp_path: Path, config: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_both_engines_serve_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(draw: Any, count: int) -> list[Request]:
         return [Request(0.0, draw.choices(range(90), k=6), 4) for _ in range(count)]

@@ -39,7 +39,7 @@ def test_a_cell_takes_whole_blocks() -> None:
 
 
 @given(st.integers(0, 1 << 41), st.sampled_from([1, 2]))
-def test_what_fits_stays_in_order_and_leaves_room_for_the_weights(room: int, itemsize: int) -> None:
+def test_cells_that_fit_stay_in_order_and_leave_room_for_the_weights(room: int, itemsize: int) -> None:
     cells = grid([1, 8, 256], [512, 16384])
     fit = fitting(LLAMA, cells, room, itemsize)
     assert [cell for cell in cells if cell in fit] == fit

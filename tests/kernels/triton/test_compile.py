@@ -40,7 +40,6 @@ def test_every_kernel_has_forms() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_every_form_fits_the_part(arch: str) -> None:
     """For sm_90 this is what `make kernels` does before the tests."""

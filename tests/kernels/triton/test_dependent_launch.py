@@ -52,7 +52,6 @@ def test_activations_wait_for_the_product_before_them() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_every_kernel_waits_that_is_launched_before_the_previous_one_has_ended() -> None:
     check(*MODULES)
 

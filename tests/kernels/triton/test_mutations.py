@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.kernels.triton.mutations import DEADLINE, MAIN, MORE, Mutation, survives
-
-pytestmark = pytest.mark.timeout(DEADLINE + 60)
+from tests.kernels.triton.mutations import MAIN, MORE, Mutation, survives
 
 
 @pytest.mark.parametrize("mutation", MAIN, ids=lambda mutation: mutation.name)

@@ -15,7 +15,7 @@ from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages.client import FRESH, Accepted, Delta, Frame, GenerateRequest, Queued
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final, settle
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 TEXT = "".join(WORDS)
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
@@ -409,7 +409,7 @@ async def test_the_text_is_whole_when_frames_are_lost_repeated_or_late(seed: int
     responder.send = lossy  # type: ignore[method-assign]
     client = AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX"))
     texts = [""] * choices
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         async for delta in client.stream("x", n=choices):
             texts[delta.index] += delta.text
     assert texts == [TEXT] * choices

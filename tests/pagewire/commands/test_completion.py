@@ -9,6 +9,7 @@ import pytest
 from pagewire.commands import completion
 from pagewire.commands.parser import COMMANDS, parsers
 from pagewire.shared.settings.config import FIELDS
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def scripts() -> dict[str, str]:
 def test_bash_completes_commands_flags_and_values(scripts: dict[str, str], line: list[str], expected: set[str]) -> None:
     words = " ".join(f"'{word}'" for word in ["pagewire", *line])
     script = f'{scripts["bash"]}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _pagewire; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stderr == ""
     assert set(done.stdout.split()) == expected
 
@@ -49,7 +50,9 @@ def test_a_script_has_every_command_and_setting(scripts: dict[str, str], shell: 
 
 @pytest.mark.parametrize("shell", [shell for shell in completion.SHELLS if shutil.which(shell)])
 def test_a_shell_can_read_its_script(scripts: dict[str, str], shell: str) -> None:
-    done = subprocess.run([shell, "-n"], input=scripts[shell], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [shell, "-n"], input=scripts[shell], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

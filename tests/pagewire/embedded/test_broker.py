@@ -26,7 +26,8 @@ from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError,
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
-from tests.support.waiting import until
+from tests.support.processes import alive
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -39,14 +40,6 @@ def server() -> Iterator[Broker]:
         yield broker
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 class TestCredentials:
     async def test_with_a_key_a_client_needs_it(self) -> None:
         with running_broker(api_key='a "key" with $IGNS \\') as server:
@@ -55,7 +48,7 @@ class TestCredentials:
                     await nats.connect(server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX)
             client = await connect_client(server, api_key='a "key" with $IGNS \\')
             with pytest.raises(NotPermitted):
-                await client.request(subjects.CLAIM, b"", timeout=30)
+                await client.request(subjects.CLAIM, b"", timeout=PATIENCE)
             await client.close()
 
     async def test_a_refusal_does_not_show_the_password(self, server: Broker) -> None:
@@ -243,7 +236,7 @@ class TestFullDisk:
         await ready
         assert not failed.is_set()
         lines.feed_data(self.FAILURE)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await failed.wait()
         lines.feed_eof()
         await reading

@@ -16,7 +16,7 @@ from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import connect_service
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("then", "gone"), [(SECOND, "bob"), (OTHER_KEY, "alice")])
 async def test_a_removed_key_is_cut_off_and_the_others_stay(path: Path, then: dict[str, str], gone: str) -> None:
     keys = ApiKeys.load(path)
-    async with Broker(port=0, api_keys=keys) as broker, asyncio.timeout(30):
+    async with Broker(port=0, api_keys=keys) as broker, asyncio.timeout(PATIENCE):
         buses = {name: await connect(broker, name, FIRST) for name in FIRST}
         service = await connect_service(broker)
         lost: list[str] = []
@@ -64,7 +64,7 @@ async def test_a_removed_key_is_cut_off_and_the_others_stay(path: Path, then: di
             bus.on_reconnect(lambda name=name: lost.append(name))  # type: ignore[misc]
         watching = asyncio.create_task(keys.watch(broker.reload))
         write(path, then)
-        await until(lambda: not buses[gone].connected, timeout=20)
+        await until(lambda: not buses[gone].connected)
         assert await refused(broker, gone, FIRST)
         for name in then:
             assert not await refused(broker, name, then)
@@ -79,7 +79,7 @@ async def test_a_removed_key_is_cut_off_and_the_others_stay(path: Path, then: di
 
 async def test_every_server_of_a_cluster_has_the_new_keys(path: Path) -> None:
     keys = ApiKeys.load(path)
-    async with Cluster(Settings(nats_cluster=3, nats_port=0), keys) as cluster, asyncio.timeout(30):
+    async with Cluster(Settings(nats_cluster=3, nats_port=0), keys) as cluster, asyncio.timeout(PATIENCE):
         write(path, SECOND)
         watching = asyncio.create_task(keys.watch(cluster.reload))
         for broker in cluster.brokers:
@@ -90,10 +90,10 @@ async def test_every_server_of_a_cluster_has_the_new_keys(path: Path) -> None:
 
 async def test_a_restarted_broker_has_the_current_keys(path: Path) -> None:
     keys = ApiKeys.load(path)
-    async with Broker(port=0, api_keys=keys) as broker, asyncio.timeout(30):
+    async with Broker(port=0, api_keys=keys) as broker, asyncio.timeout(PATIENCE):
         watching = asyncio.create_task(keys.watch())
         write(path, SECOND)
-        await until(lambda: "carol" in keys.passwords, timeout=20)
+        await until(lambda: "carol" in keys.passwords)
         broker.terminate()
         await broker.wait()
         await broker.start()

@@ -25,6 +25,7 @@ from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import running_broker
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -302,7 +303,7 @@ async def test_a_service_answers_each_request_once(server: Server) -> None:
     heard: list[Message] = []
     with alice.inbox(heard.append) as inbox:
         alice.publish("$SRV.PING", b"", reply=inbox)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not requests:
                 await alice.flush()
                 await executor.flush()

@@ -5,7 +5,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import INSTANCE
-from tests.support.waiting import until
+from tests.support.processes import alive
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -49,13 +49,6 @@ def start_times(folder: Path) -> list[int]:
 def starts_by_name(folder: Path) -> Mapping[str, int]:
     """How often each program was started."""
     return Counter(path.name.partition("-")[0] for path in folder.iterdir())
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
@@ -113,7 +106,7 @@ async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
     supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 2)
     supervisor.cancel()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.wait({supervisor})
     assert not any(alive(pid) for pid in pids(tmp_path))
 
@@ -226,7 +219,7 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(source))
     try:
-        await until(lambda: len(pids(tmp_path)) == 2, timeout=60)
+        await until(lambda: len(pids(tmp_path)) == 2)
     finally:
         supervisor.kill()
         await supervisor.wait()

@@ -17,7 +17,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.broker import connect_role
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ async def test_a_service_that_was_frozen_while_the_broker_restarted_is_killed(
             os.kill(broker.pid, signal.SIGKILL)
             await broker.wait()
             await broker.start()
-            await until(lambda: "executor" in killed, timeout=10)
+            await until(lambda: "executor" in killed)
             running.cancel()
         await bus.close()
 

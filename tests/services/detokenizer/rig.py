@@ -27,7 +27,7 @@ from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.process.heartbeater import Heartbeater
 from pagewire.shared.settings.config import Settings
 from tests.support.tokenizers import FILES, token_id, tokenizer
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 PROMPT = 5
 """Length of every prompt."""
@@ -299,7 +299,7 @@ async def rig(
     world.serving = serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await until(lambda: service.heartbeat().ready or serving.done())
             yield world
     finally:

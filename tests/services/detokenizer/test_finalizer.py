@@ -10,6 +10,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 ATTACH = Attach("r1", 3, 1, "s1", "e1", "ack", 7, (b"",))
@@ -27,7 +28,7 @@ async def abort(answers: list[bool]) -> list[AbortSequences]:
 
     if answers:
         await bus.subscribe(f"{subjects.ABORT}.s1.abort", on_abort)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
         AbortNotifier(bus, tasks).abort(ATTACH, [7, 9], AbortReason.STOP_STRING)
     await bus.close()
     return heard
@@ -57,7 +58,7 @@ async def test_a_scheduler_that_moves_to_another_server_is_asked_again() -> None
         heard.set()
         bus.publish(message.reply, encode(AbortedSequences(1)))
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
         AbortNotifier(bus, tasks).abort(ATTACH, [7, 9], AbortReason.CANCELLED)
         await asyncio.sleep(0.05)  # the notifier has found nobody
         await bus.subscribe(f"{subjects.ABORT}.s1.abort", on_abort)

@@ -8,7 +8,7 @@ from pagewire.services.detokenizer import record_writer
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 from tests.support.switched_store import SwitchedStore, switched_bus
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def writing() -> AsyncIterator[tuple[RecordWriter, SwitchedStore]]:
     """A writer whose tasks end with the block, which lasts 5 s at most."""
     bus, store = switched_bus()
     group = asyncio.TaskGroup()
-    async with asyncio.timeout(5), group:
+    async with asyncio.timeout(PATIENCE), group:
         yield RecordWriter(bus, group), store
     await bus.close()
 

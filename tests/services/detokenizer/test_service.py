@@ -17,7 +17,7 @@ from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Reader, finish_hello, ids, rig
 from tests.support.switched_store import switched_broker
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -305,7 +305,7 @@ async def test_a_store_that_takes_nothing_delays_the_last_frame_by_a_second(fold
         await world.attach(ack=ack)
         store.refusal, store.silent = (None, True) if silent else (BusUnavailable("insufficient resources"), False)
         world.generate(HELLO, Finish.LENGTH)
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(PATIENCE):
             await reader.end()
         await until(lambda: world.ended_items == [ack])
         assert (world.load["records_failed"], world.load["records_waiting"]) == (1, 1)

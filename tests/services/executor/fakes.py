@@ -19,10 +19,10 @@ from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import Sampling
 from pagewire.shared.sampling_parameters import Record, record
+from tests.support import waiting
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
-PATIENCE = 10.0
-"""Seconds that a test waits for what must come."""
+PATIENCE = waiting.PATIENCE
 
 
 def token_at(seed: int, position: int, vocab_size: int = CAPACITY.vocab_size) -> int:

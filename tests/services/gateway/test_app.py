@@ -17,7 +17,7 @@ from pagewire.shared.process import peers
 from tests.services.gateway.http_client import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 async def test_a_gateway_without_other_services_is_alive(gateway: Gateway) -> None:

@@ -14,7 +14,7 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
 from pagewire.shared.process.peers import Peers
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +135,7 @@ async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.M
     reading = asyncio.create_task(client.run())
     await client.subscribed.wait()
     client.send(PLAN)
-    await client.lost.wait()
+    async with asyncio.timeout(PATIENCE):
+        await client.lost.wait()
     assert client.failed
     await reading

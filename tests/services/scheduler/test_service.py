@@ -35,13 +35,11 @@ from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.settings.config import STEP_TOKENS, Settings
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 MODEL = "tiny"
 SLOTS = 8
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
-PATIENCE = 300
-"""Seconds that a test waits for what must come: out of reach of the slowest machine."""
 NEVER = 1e6
 """Seconds that no test lasts."""
 
@@ -351,7 +349,7 @@ async def test_an_executor_whose_process_has_ended_is_lost_before_it_is_silent(
         successor = Executor(MemoryBus(s.broker), instance="successor")
         await successor.start()
         s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
-        await until(lambda: successor.plans, PATIENCE)
+        await until(lambda: successor.plans)
 
 
 async def test_the_work_of_a_lost_executor_does_not_wait_for_another_while_another_scheduler_has_one(
@@ -546,9 +544,9 @@ async def test_items_that_come_while_there_is_no_executor_return_to_their_queue(
 
     broker.store.return_work = note  # type: ignore[method-assign]
     running = asyncio.create_task(scheduler.run())
-    await until(lambda: scheduler._manager._tasks is not None, PATIENCE)
+    await until(lambda: scheduler._manager._tasks is not None)
     scheduler._manager._on_item(QUEUE, item)
-    await until(lambda: returned == [item.ack], PATIENCE)
+    await until(lambda: returned == [item.ack])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -578,12 +576,12 @@ async def test_waiting_and_started_requests_are_reported(monkeypatch: pytest.Mon
     async with scene() as s:
         s.executor.free_running = False
         reports = await listen_for_backlog(s.bus)
-        await until(lambda: reports and reports[-1].free == SLOTS, PATIENCE)
+        await until(lambda: reports and reports[-1].free == SLOTS)
         assert (reports[-1].stored, reports[-1].started, reports[-1].rate) == ((0, 0, 0), (0, 0, 0), 0)
         for i in range(SLOTS + LOOKAHEAD + 5):
             await s.work(f"r{i}", [5, i], max_tokens=50)
         await s.work("later", [5, 6], priority=3)
-        await until(lambda: sum(reports[-1].started) == SLOTS, PATIENCE)
+        await until(lambda: sum(reports[-1].started) == SLOTS)
         assert reports[-1].stored == (0, SLOTS + LOOKAHEAD + 5, 1)
         assert reports[-1].last == SLOTS + LOOKAHEAD + 6
         assert reports[-1].free == 0
@@ -616,11 +614,11 @@ async def test_only_the_scheduler_with_the_lowest_id_counts_stored_requests(monk
             other = encode(Backlog(scheduler, (0, 0, 0), (0.0, 0.0, 0.0), 0.0, 0.0))
             s.bus.publish(f"{subjects.BACKLOG}.{MODEL}.{scheduler}", other)
             await s.bus.flush()
-            await until(lambda: reports, PATIENCE)
+            await until(lambda: reports)
             reports.clear()
-            await until(lambda: reports, PATIENCE)
+            await until(lambda: reports)
             assert bool(reports[0].stored) is counts
-        await until(lambda: reports[-1].stored, PATIENCE)
+        await until(lambda: reports[-1].stored)
 
 
 def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:

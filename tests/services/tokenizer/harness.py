@@ -18,6 +18,7 @@ from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenSt
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.settings.config import Settings
+from tests.support.waiting import PATIENCE
 
 MODEL = "bundled"
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
@@ -85,7 +86,7 @@ class Setup:
     async def ask(self, body: object, *, subject: str = GENERATE, headers: dict[str, str] | None = None) -> Message:
         """The first reply to a request in JSON, or in bytes as they are."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        return await self.client.request(subject, data, timeout=5, headers=headers)
+        return await self.client.request(subject, data, timeout=PATIENCE, headers=headers)
 
     async def refused(self, body: object, *, subject: str = GENERATE) -> ErrorFrame:
         """The error frame that answers a request in JSON."""
@@ -110,7 +111,7 @@ class Setup:
 
     async def until_idle(self) -> None:
         """Returns once no request is in progress."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while self.tokenizer.heartbeat().load["in_flight"]:
                 await self.client.flush()
 

@@ -42,7 +42,7 @@ from pagewire.shared.telemetry import tracing
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 from tests.support.switched_store import switched_broker
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -645,7 +645,7 @@ class TestDrain:
 
     async def test_it_leaves_at_once_if_nobody_else_is_expected(self) -> None:
         async with serving() as setup:
-            await asyncio.wait_for(setup.tokenizer.drain(), 5)
+            await asyncio.wait_for(setup.tokenizer.drain(), PATIENCE)
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
@@ -658,7 +658,7 @@ class TestDrain:
                 beat = Heartbeat("tokenizer", "tok2", ready, 0, 0, 0, {})
                 setup.client.publish(f"{subjects.HEARTBEAT}.tokenizer.tok2", encode(beat))
                 await setup.send(self.BODY)
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, PATIENCE)
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
@@ -670,7 +670,7 @@ class TestDrain:
             draining = asyncio.create_task(setup.tokenizer.drain())
             await setup.client.flush()
             assert not draining.done()
-            await asyncio.wait_for(draining, 10)
+            await asyncio.wait_for(draining, PATIENCE)
             assert setup.detokenizer.aborted
 
     async def test_while_the_stack_stops_it_refuses_what_is_new(self) -> None:

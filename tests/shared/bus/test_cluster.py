@@ -14,6 +14,7 @@ from pagewire.embedded.cluster import Cluster
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Item, Message, nats, nats_store
 from pagewire.shared.bus.nats import NatsBus
+from pagewire.shared.bus.nats_client import CLUSTER_HANDSHAKE_TIMEOUT, CLUSTER_PING_INTERVAL
 from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.errors import (
     BusError,
@@ -24,10 +25,11 @@ from pagewire.shared.errors import (
     RequestTimeout,
     StorageRefused,
 )
+from pagewire.shared.process.peers import SILENCE
 from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_service
-from tests.support.freezing import freeze
-from tests.support.waiting import until
+from tests.support.processes import freeze
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
@@ -99,7 +101,7 @@ async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
         victim = await scene.leader(WORK_STREAM)
         bus, another = scene.connected_elsewhere(victim), scene.buses[scene.brokers.index(victim)]
         before = await bus.store.next_term()
-        async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
             for i in range(20):
                 tasks.create_task((bus if i % 2 else another).store.put_work("m", b"%d" % i))
             await asyncio.sleep(0)
@@ -110,7 +112,7 @@ async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
         assert await another.store.next_term() > before
         assert [await other.store.get_done("r") for other in scene.buses if other is not another] == [b"done"] * 2
         stored: list[bytes] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(stored) < 20:
                 for item in await pull(bus):
                     stored.append(item.data)
@@ -129,21 +131,23 @@ async def test_a_connection_moves_when_its_server_dies() -> None:
         moved = asyncio.Event()
         bus.on_reconnect(moved.set)
         os.kill(scene.brokers[0].pid, signal.SIGKILL)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             await moved.wait()
         assert bus.address != scene.brokers[0].url.removeprefix("nats://")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not received:
                 publisher.publish("a", b"x")
                 await asyncio.sleep(0.01)
 
 
 async def test_a_frozen_server_is_left_before_its_services_count_as_gone() -> None:
+    unanswered = 2  # pings
+    assert CLUSTER_PING_INTERVAL * (unanswered + 1) + CLUSTER_HANDSHAKE_TIMEOUT < SILENCE
     async with cluster_of_three() as scene:
         moved = asyncio.Event()
         scene.buses[0].on_reconnect(moved.set)
         await freeze(scene.brokers[0].pid)
-        async with asyncio.timeout(1.8):
+        async with asyncio.timeout(PATIENCE):
             await moved.wait()
         os.kill(scene.brokers[0].pid, signal.SIGCONT)
 
@@ -165,7 +169,7 @@ async def test_a_subscription_precedes_later_messages_of_its_connection(cluster:
         one, two, _ = scene.buses
         received: list[bytes] = []
         await two.subscribe("say", lambda message: two.publish(message.reply, message.data))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not received:  # the servers do not know of it yet
                 with suppress(NoResponders):
                     received.append((await one.request("say", b"", timeout=5)).data)
@@ -217,7 +221,7 @@ async def test_the_store_refuses_work_without_a_majority_and_takes_it_afterwards
             await broker.start()
         await bus.store.check()
         items: list[Item] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not items:
                 items = await pull(bus)
         assert items[0].data == b"kept"

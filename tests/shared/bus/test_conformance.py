@@ -10,7 +10,7 @@ import pytest
 from pagewire.shared.bus import Bus, Handler, Item, Message, StoredItem
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import KINDS, World
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -375,9 +375,9 @@ class TestRequests:
     async def test_a_request_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
         bus = await world.connect()
         with pytest.raises(NoResponders):
-            await bus.request(unique("t"), b"", timeout=600)
+            await bus.request(unique("t"), b"", timeout=PATIENCE)
         with pytest.raises(NoResponders):
-            await anext(bus.request_many(unique("t"), b"", stall=600))
+            await anext(bus.request_many(unique("t"), b"", stall=PATIENCE))
 
     async def test_a_reply_subject_learns_that_nobody_subscribes(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
@@ -497,7 +497,7 @@ class TestStore:
             assert item.data == queue.encode()
             assert queue in (await one.store.queue_lengths(model)).items, "a delivered item is not gone"
             await one.store.end_work(item.ack)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while queue in (await one.store.queue_lengths(model)).items:
                     pass  # a cluster removes the item after it has confirmed its end
 
@@ -517,7 +517,7 @@ class TestStore:
         assert [item.headers for item in listed] == [{"trace": str(number)} for number in range(250)]
         assert sorted({item.sequence for item in listed}) == [item.sequence for item in listed]
         await two.store.end_work(taken.ack)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await one.store.list_work(model))[0].data != bodies[1]:
                 pass  # a copy of a cluster may lag behind
         assert await one.store.list_work(model, listed[-1].sequence) == []
@@ -530,9 +530,10 @@ class TestStore:
         putter, puller = await world.connect(), await world.connect()
         model = unique("m")
         assert await puller.store.pull_work(model, 10, expires=0.05) == []
-        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=600))
+        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=2 * PATIENCE))
         await putter.store.put_work(model, b"one")
-        (item,) = await pulling
+        async with asyncio.timeout(PATIENCE):
+            (item,) = await pulling
         assert item.data == b"one"
         await puller.store.end_work(item.ack)
 

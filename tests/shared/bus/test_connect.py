@@ -9,15 +9,11 @@ from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import CLIENT_INBOX, connect_service
+from tests.support.processes import free_port
+from tests.support.waiting import PATIENCE
 from tests.support.wire import FakeServer
 
 pytestmark = pytest.mark.anyio
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_an_address_without_a_server_is_an_error() -> None:
@@ -56,7 +52,7 @@ async def test_a_connection_that_breaks_at_once_is_an_error_or_made_again() -> N
         again = asyncio.Event()
         bus.on_reconnect(again.set)
         wire.cut()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         await bus.flush()
         await bus.close()
@@ -74,7 +70,7 @@ async def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
         bus._client.abort()
         with pytest.raises(BusUnavailable):
             await flushing
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         bus.publish("a", b"x")
         await bus.flush()

@@ -20,8 +20,8 @@ from pagewire.shared.bus import Message, nats
 from pagewire.shared.bus.nats import OUTBOUND_LIMIT, NatsBus
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
 from tests.support.broker import connect_client, connect_service
-from tests.support.freezing import freeze
-from tests.support.waiting import until
+from tests.support.processes import freeze
+from tests.support.waiting import PATIENCE, until
 from tests.support.wire import FakeServer
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +122,7 @@ async def test_after_an_error_of_the_server_the_subscriptions_are_restored() -> 
         bus.on_reconnect(again.set)
         server.say("-ERR 'Permissions Violation for Publish to \"x\"'\r\n")
         server.say("-ERR 'Maximum Payload Violation'\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         assert server.connections == 2
         server.say("MSG a 2 2\r\nhi\r\n")
@@ -137,7 +137,7 @@ async def test_a_callback_that_raises_does_not_stop_the_others() -> None:
         bus.on_reconnect(partial(setattr, None, "nothing", "can be set"))
         bus.on_reconnect(again.set)
         server.say("-ERR 'Stale Connection'\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await again.wait()
         await bus.flush()
         assert len(failures) == 1
@@ -156,7 +156,7 @@ async def test_a_forbidden_subject_fails_at_once(server: Broker) -> None:
     async with opened(connect_client(server)) as bus:
         with capture_logs() as lines:
             with pytest.raises(NotPermitted, match=r"pagewire\.svc\.claim"):
-                await bus.request("pagewire.svc.Claim", b"", timeout=600)
+                await bus.request("pagewire.svc.Claim", b"", timeout=PATIENCE)
             with pytest.raises(NotPermitted, match=r"_SVC\.>"):
                 await bus.subscribe("_SVC.>", lambda message: None)
         denied = [line["log_level"] for line in lines if line["event"] == "permission_denied"]
@@ -210,7 +210,7 @@ class TestALostServer:
             pulling = asyncio.create_task(bus.store.pull_work("m", 1, expires=60))
             assert await broker.wait() == -signal.SIGKILL
             await broker.start()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await again.wait()
             await until(lambda: requests[-1].data == b"in the outage")
             await bus.store.put_work("m", b"x")
@@ -224,7 +224,7 @@ class TestALostServer:
                 await broker.wait()
                 await until(lambda: not bus.connected)
                 await broker.start()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE):
                     await bus.wait_connected()
                 assert (await bus.request("echo", b"here", timeout=30)).data == b"here"
 
@@ -234,7 +234,7 @@ class TestALostServer:
             restarting = asyncio.create_task(restart(broker))
             while bus.connected:  # noqa: ASYNC110 - looks in every turn of the loop
                 await asyncio.sleep(0)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await bus.wait_connected()
             await bus.flush()  # there is a connection
             await restarting
@@ -252,7 +252,7 @@ class TestALostServer:
                 await bus.subscribe("b", lambda message: None)
             with pytest.raises(ConnectionLost):
                 await bus.store.put_work("m", b"x")
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE):
                 await bus.close()
 
 
@@ -280,7 +280,7 @@ class TestAFrozenServer:
                 assert OUTBOUND_LIMIT - (2 << 20) < bus.backlog() < 3 * OUTBOUND_LIMIT
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
-            await until(lambda: len(received) == sent, timeout=15)
+            await until(lambda: len(received) == sent)
             assert received == [b"%04d" % number for number in range(sent)]
             assert bus.backlog() == 0
 
@@ -290,11 +290,11 @@ class TestAFrozenServer:
             bus.on_reconnect(again.set)
             await freeze(broker.pid)
             bus.publish("a", bytes(8_000_000))
-            await until(lambda: not bus.connected, timeout=30)
+            await until(lambda: not bus.connected)
             os.kill(broker.pid, signal.SIGKILL)
             await broker.wait()
             await broker.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await again.wait()
             await bus.flush()
 
@@ -305,7 +305,7 @@ class TestAFrozenServer:
             await freeze(broker.pid)
             try:
                 bus.publish("a", bytes(8_000_000))
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(PATIENCE):
                     await bus.close()
             finally:
                 os.kill(broker.pid, signal.SIGCONT)

@@ -16,7 +16,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.streams import DONE_STREAM, WORK_STREAM
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, StorageRefused
 from tests.support.broker import connect_service
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 from tests.support.waiting import until
 
 MAX_STORE = 16 << 20

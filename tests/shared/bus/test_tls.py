@@ -18,6 +18,7 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError, Unavailab
 from pagewire.shared.security import credentials
 from pagewire.shared.settings.config import Settings
 from tests.support.certificates import Authority, Identity
+from tests.support.waiting import PATIENCE
 from tests.support.wire import FakeServer
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +118,7 @@ async def test_a_server_that_wants_a_certificate_gets_one_or_refuses(folder: Pat
 async def test_no_password_goes_to_a_server_without_tls(authority: Authority, scheme: str) -> None:
     """Somebody between could take out what the server says of TLS."""
     tls = credentials.tls(settings(authority))
-    async with FakeServer() as wire, asyncio.timeout(10):
+    async with FakeServer() as wire, asyncio.timeout(PATIENCE):
         address = wire.url.removeprefix("nats://")
         for context in (tls, None) if scheme == "tls" else (tls,):
             with pytest.raises(ConfigurationError, match="the server does not offer it"):

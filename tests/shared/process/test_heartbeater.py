@@ -6,9 +6,10 @@ import pytest
 
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.process.heartbeater import INTERVAL, Heartbeater
+from pagewire.shared.process import heartbeater
+from pagewire.shared.process.heartbeater import Heartbeater
 from pagewire.shared.process.peers import Peers
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 
 class Silent:
@@ -28,14 +29,15 @@ class Silent:
 
 
 @pytest.mark.anyio
-async def test_a_new_listener_gets_all_heartbeats_at_once() -> None:
+async def test_a_new_listener_gets_all_heartbeats_before_the_next_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeater, "INTERVAL", 2 * PATIENCE)
     broker = MemoryBroker()
     beating = asyncio.create_task(Heartbeater(MemoryBus(broker), "executor", "e").run(Silent()))
     heard, first = asyncio.Event(), Peers(MemoryBus(broker))
     await first.listen("executor")
     await until(lambda: first.find("e"))
     listener = Peers(MemoryBus(broker))
-    async with asyncio.timeout(INTERVAL / 2):
+    async with asyncio.timeout(PATIENCE):
         await listener.listen("executor", heard.set)
         await heard.wait()
     assert listener.find("e") is not None

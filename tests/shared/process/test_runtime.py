@@ -96,7 +96,7 @@ async def wait_for_heartbeat(broker: Broker, instance: str) -> None:
     bus = await connect_service(broker)
     peers = Peers(bus)
     await peers.listen("probe")
-    await until(lambda: peers.find(instance), timeout=60)
+    await until(lambda: peers.find(instance))
     await bus.close()
 
 

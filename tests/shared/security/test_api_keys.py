@@ -9,6 +9,7 @@ import pytest
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.security import api_keys
 from pagewire.shared.security.api_keys import ApiKeys
+from tests.support.waiting import PATIENCE
 
 ALICE, BOB = "alice-key-0123456789", "bob:key:0123456789"
 
@@ -73,7 +74,7 @@ def test_a_change_of_the_file_takes_effect(file: Path, monkeypatch: pytest.Monke
         watching = asyncio.create_task(keys.watch(changed.set))
         try:
             _replace(file, f"carol:{ALICE}\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await changed.wait()
             assert (keys.find(ALICE), keys.find(BOB)) == ("carol", None)
         finally:
@@ -95,13 +96,13 @@ def test_an_invalid_change_leaves_the_keys_as_they_were(
         try:
             output = ""
             _replace(file, "carol")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while "api_keys_refused" not in output:
                     await asyncio.sleep(0.01)
                     output += capsys.readouterr().out
             assert keys.find(ALICE) == "alice"
             _replace(file, f"carol:{ALICE}")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await changed.wait()
             assert keys.find(ALICE) == "carol"
         finally:

@@ -12,7 +12,7 @@ def test_the_iteration_makes_all_singular_values_about_one(shape: tuple[int, ...
     assert values.max() < 1.4
 
 
-def test_it_keeps_the_singular_vectors() -> None:
+def test_muon_keeps_the_singular_vectors() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 12)
     u, _, v = torch.linalg.svd(x)
@@ -37,7 +37,7 @@ def test_matrices_of_a_size_do_not_mix() -> None:
         assert torch.allclose(together[i], updated([i])[0], atol=1e-6)
 
 
-def test_it_finds_the_smallest_value() -> None:
+def test_muon_finds_the_smallest_value() -> None:
     torch.manual_seed(0)
     target, weight = torch.randn(6, 6), torch.nn.Parameter(torch.zeros(6, 6))
     optimiser = Muon([weight], lr=0.1, weight_decay=0.0)

@@ -157,16 +157,15 @@ def test_tokenizers_of_other_kinds(decoder: decoders.Decoder | None) -> None:
         assert "".join(map(stream.push, ids)) + stream.flush() == other.decode(ids)
 
 
-@pytest.mark.alone
 def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     """Bytes that never become a character are the worst case of decoders that decode again from the last good point."""
 
     def seconds(count: int) -> float:
         decoder = TextDecoder(vocabulary("phi-3-mini"), [], skip_special=True)
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(count):
             decoder.push(PHI_BYTE + 0x80)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(1000)
     assert min(seconds(20_000) for _ in range(3)) < 40 * min(seconds(2_000) for _ in range(3))

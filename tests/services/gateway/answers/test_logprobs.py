@@ -21,7 +21,7 @@ from pagewire.shared.messages.client import (
 from tests.services.gateway.http_client import Gateway
 from tests.support.responder import MODEL
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 GENERATED: list[TokenLogprobs] = [

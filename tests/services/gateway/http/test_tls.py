@@ -22,7 +22,7 @@ from pagewire.shared.process.listener import listen
 from pagewire.shared.settings.config import Settings
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pagewire.shared.metrics.metric import Histogram, Sample
 from tests.services.gateway.http_client import Gateway
 from tests.support.responder import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

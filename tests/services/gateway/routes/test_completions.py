@@ -21,7 +21,7 @@ from tests.support.responder import MODEL, WORDS, deltas, final, settle
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+pytestmark = pytest.mark.anyio
 
 
 async def test_a_completion_has_openais_shape(gateway: Gateway) -> None:

@@ -19,6 +19,7 @@ from pagewire.shared.sampling_parameters import record
 from pagewire.shared.settings.config import load
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.device import GREEDY, Driver, Row
+from tests.support.waiting import PATIENCE
 
 MANY_THREADS = 23
 """More than any other test uses: the kernels keep those that they have had."""
@@ -167,7 +168,7 @@ def opened(before: str, **environ: str) -> list[dict[str, Any]]:
         [sys.executable, "-c", f"import sys; {before}; {SCRIPT}", str(checkpoint("llama"))],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         cwd=Path(build.__file__).parents[2],
         env=os.environ | environ,
         check=False,
@@ -206,7 +207,6 @@ def test_a_pool_in_int8_is_as_large_as_its_codes_and_scales() -> None:
     assert (pool["blocks"], pool["bytes"]) == (memory // of_block, memory // of_block * of_block)
 
 
-@pytest.mark.alone
 def test_threads_of_the_executor_do_not_spin() -> None:
     code = "import pagewire.services.executor.service, os; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
@@ -214,7 +214,7 @@ def test_threads_of_the_executor_do_not_spin() -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         cwd=Path(build.__file__).parents[2],
         env=environment,
         check=True,

@@ -160,7 +160,6 @@ def signatures(tree: ast.AST) -> dict[str, list[tuple[str, str, str]]]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(280)
 def test_its_signatures_are_those_of_flashinfer(wheel: Path) -> None:
     theirs = signatures(source(wheel, "prefill.py"))
     ours = signatures(ast.parse(textwrap.dedent(inspect.getsource(Wrapper))))
@@ -175,7 +174,6 @@ def test_its_signatures_are_those_of_flashinfer(wheel: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(280)
 def test_head_sizes_are_those_that_flashinfer_compiles(wheel: Path) -> None:
     tables = [node for node in ast.walk(source(wheel, "aot.py")) if isinstance(node, ast.Dict)]
     found = [

@@ -99,7 +99,6 @@ def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", PARTS)
 def test_what_a_part_compiles_fits_it(arch: int) -> None:
     found = observed("--arch", str(arch), "--compile")

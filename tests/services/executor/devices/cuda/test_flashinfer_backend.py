@@ -53,13 +53,12 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 def test_tokens_are_those_of_the_cpu(name: str, captured: bool) -> None:
     """Prompts in chunks beside decodes, blocks in any order, and preempted sequences that are computed again."""
-    expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1, 3, 40, 3))
+    expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1, 2, 36, 2))
     device = cuda_device(name, captured=captured, backend=FlashInferBackend)
-    assert Host(device, seed=2, preempt=0.15).run(texts(1, 3, 40, 3)) == expected
+    assert Host(device, seed=2, preempt=0.15).run(texts(1, 2, 36, 2)) == expected
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str) -> None:
     expected = Host(cpu_device(name), 1, preempt=0).run(texts(1, 8, 60, 12))

@@ -106,7 +106,6 @@ def assert_equal(one: Made, other: Made) -> None:
     assert torch.equal(one.logits, other.logits)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in RELATIVES)])
 def test_a_sequence_alone_among_others_and_in_other_chunks(name: str) -> None:
     device = cuda_device(name, batch_invariant=True, captured=False)  # what runs as a graph calls no `logits`
@@ -118,7 +117,6 @@ def test_a_sequence_alone_among_others_and_in_other_chunks(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_an_fp8_cache() -> None:
     device = cuda_device("llama", batch_invariant=True, captured=False, cached=torch.float8_e4m3fn)
     alone = run(device, [8, 8, 2], [(0, 0)], [4, 5])

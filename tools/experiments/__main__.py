@@ -1,0 +1,46 @@
+"""Runs an experiment in a checkout: `python -m tools.experiments NAME ...`; `NAME --help` shows its arguments.
+
+An experiment made one table or one picture of the documents, and `report` writes them all from bench/results. What a
+user measures again is `pagewire bench`.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from pagewire.shared.errors import PagewireError
+
+EXPERIMENTS = (
+    "ablation",
+    "busy",
+    "chat",
+    "fastgen",
+    "features",
+    "lease",
+    "overload",
+    "replicas",
+    "report",
+    "sim",
+    "structured",
+    "vllm_cpu",
+)
+"""Modules of this package with `main(arguments)`, which returns the exit code."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the named experiment; an error is one line on standard error and exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments", description=__doc__)
+    parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=", ".join(EXPERIMENTS))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the experiment")
+    options = parser.parse_args(arguments)
+    try:
+        code: int = importlib.import_module(f"tools.experiments.{options.name}").main(options.arguments)
+    except PagewireError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
