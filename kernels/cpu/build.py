@@ -1,7 +1,8 @@
 """Compiles the CPU kernels once for the machine that runs them, and loads them.
 
 The library is stored in the user's cache folder. Its name is a digest of everything that it depends on, so that it is
-never stale. An image, which has no compiler, brings libraries for several classes of machines beside the sources.
+never stale. Where there is no compiler, as in an image or beside a wheel, libraries for several
+classes of machines lie beside the sources.
 """
 
 import ctypes
@@ -11,12 +12,12 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pagewire.kernels.cpu.targets import Target, best_target, targets_of
-from pagewire.shared.errors import PagewireError
+from pagewire.kernels.cpu.targets import Target, best_target
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.progress import shown
 from pagewire.shared.sampling_parameters import RECORD
 
@@ -35,8 +36,14 @@ _CPUINFO = Path("/proc/cpuinfo")
 _FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError, RuntimeError)
 
 
-class NotBuilt(PagewireError):
-    """The library cannot be built or loaded, for the reason in the message."""
+class NotBuilt(ConfigurationError):
+    """The library cannot be built or loaded. The message says why, and how to get one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the CPU kernels are not compiled: {reason}. Install a C++ compiler (Debian's package g++), or a wheel of"
+            " Pagewire that holds them (make wheel)"
+        )
 
 
 def cache_folder() -> Path:
@@ -50,7 +57,7 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
     Raises:
         NotBuilt: there is no compiler, the compiler failed, or its result cannot be loaded.
     """
-    target = best_target(platform.machine(), frozenset(_cpu().split()))
+    target = best_target(platform.machine(), cpu_features())
     if target is not None and (found := _open(_ahead(sources, target))) is not None:
         return found
     try:
@@ -72,14 +79,14 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
         raise _not_built(error) from error
 
 
-def build_ahead(sources: Path = SOURCES) -> list[Path]:
-    """Compiles a library for every class of machines of this architecture, and returns them.
+def build_ahead(sources: Path, targets: Sequence[Target]) -> list[Path]:
+    """Compiles a library for each class of machines, beside the sources, and returns them.
 
     Raises:
         NotBuilt: see `load`.
     """
     folder = sources / AHEAD
-    built = {_ahead(sources, target): _flags(target) for target in targets_of(platform.machine())}
+    built = {_ahead(sources, target): _flags(target) for target in targets}
     try:
         folder.mkdir(exist_ok=True)
         for library, flags in built.items():
@@ -157,6 +164,11 @@ def _digest(sources: Path, *conditions: str) -> str:
     digest.update(record_header().encode())
     digest.update("\0".join(conditions).encode())
     return digest.hexdigest()[:32]
+
+
+def cpu_features() -> frozenset[str]:
+    """Returns the features of this machine's CPU, as /proc/cpuinfo names them."""
+    return frozenset(_cpu().split())
 
 
 def _cpu() -> str:

@@ -10,7 +10,6 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.devices.protocol import Device, Edits
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.grammar_opener import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
@@ -18,6 +17,7 @@ from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.packed_columns import column, entries
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.slot_table import PlanViolation, SlotTable, reports_prompt
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan

@@ -18,9 +18,10 @@ from pagewire.kernels.cpu.kernels import CpuKernels, batches_of
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.int8: 1e-3}
 """Allowed error of a result, by the dtype of the pool, whose own rounding the reference shares.
 
-int8: queries and weights are rounded to 15 bits. That moves a score by at most scale * sum(|key|) * max(|query|) / 65534,
-which is below 7e-4 for normal numbers in 256 dimensions, and a result by that times the spread of the values; signs
-cancel, and 2e-4 is the most that 1,500 random cases have shown. A wrong code of a value is off by 2e-2 times its weight.
+int8: queries and weights are rounded to 15 bits. That moves a score by at most scale * sum(|key|) * max(|query|) /
+65534, which is below 7e-4 for normal numbers in 256 dimensions, and a result by that times the spread of the values;
+signs cancel, and 2e-4 is the most that 1,500 random cases have shown. A wrong code of a value is off by 2e-2 times its
+weight.
 """
 NAN = {torch.int8: -1}
 """Number that fills a pool so that all of its floats are NaN."""

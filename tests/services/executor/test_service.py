@@ -12,7 +12,7 @@ import pytest
 
 from pagewire.services.executor import service, step_thread
 from pagewire.services.executor.devices import capacity
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.service import Executor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message

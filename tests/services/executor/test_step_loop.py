@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.results import PlanRefused
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.step_loop import sampling_record
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork

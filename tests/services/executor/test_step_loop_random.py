@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan

@@ -38,7 +38,7 @@ class CompiledBackend:
         shapes = (kernels.pool_shapes(1, spec.layers[i], block_size, dtype) for i in spec.groups.shared)
         return sum(math.prod(shape) for pair in shapes for shape in pair) * dtype.itemsize
 
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
         """See `Backend.attention`."""
         batches = batches_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
         return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers)

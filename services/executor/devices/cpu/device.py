@@ -14,6 +14,7 @@ from torch import Tensor
 from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import (
     LogprobsMode,
     join_logprobs,
@@ -21,7 +22,6 @@ from pagewire.services.executor.devices.logprobs import (
     unpack_logprobs,
 )
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import process
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.shared.sampling_parameters import Record
 
@@ -33,8 +33,8 @@ class Backend(Protocol):
     """The KV pool: keys and values of each layer, which layers of several groups share. The first dimension is blocks,
     the backend chooses the others."""
 
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
+        """Returns the attention of one step."""
 
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
         """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
@@ -123,7 +123,7 @@ class CpuDevice:
         self._cores.adjust(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         masks = self._slots.masks.start(slots[batch.samples])
-        attend = self._backend.attention(batch, self._slots, positions)
+        attend = self._backend.attention(batch, self._slots)
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         prompt = self._prompt_logprobs(batch, hidden)
@@ -169,7 +169,7 @@ class CpuDevice:
         if edited:
             self._backend.edit(logits, self._slots, slots, positions)
         if len(reporting) and self._mode.processed:
-            reported = process(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
+            reported = processed_logits(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
         counts = self._slots.num_candidates[slots]
         candidates = top_candidates(logits, rows, counts) if counts.any() else None
         tokens = self._backend.sample(logits, self._slots, slots, positions)

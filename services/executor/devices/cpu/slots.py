@@ -78,12 +78,6 @@ class CpuSlots:
             if edits is not None and tokens[row] >= 0:
                 edits.append(int(positions[row]), int(tokens[row]))
 
-    def banned(self, slots: Int64, positions: Int64) -> list[tuple[int, list[int]]]:
-        """Returns the rows of `slots` [R] that must not end at `positions` [R] yet, with their stop ids."""
-        early = np.flatnonzero(positions < self._min_lengths[slots]).tolist()
-        ids = self.stop_ids.table
-        return [(row, ids[slots[row]][ids[slots[row]] >= 0].tolist()) for row in early]
-
 
 _NEUTRAL = record()
 _WITH_EFFECT = (*(parameter.name for parameter in PARAMETERS), "num_candidates", "num_logprobs")

@@ -40,7 +40,7 @@ def kernels() -> CpuKernels:
 
 def logits(path: Path, bits: int | None = None, *, packed: bool = False) -> Tensor:
     """Of the last of `IDS`."""
-    driver = Driver(path, "float32", compiled=True, packed=packed, bits=bits)
+    driver = Driver(path, "float32", packed=packed, bits=bits)
     driver.add(0, len(IDS))
     driver.step(Row(0, 0, IDS))
     return driver.logits.clone()
