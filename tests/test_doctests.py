@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "pagewire.kernels.cpu.targets",
     "pagewire.services.executor.devices.gathered_attention",
     "pagewire.services.executor.sequence_key",
 ]

@@ -45,8 +45,8 @@ class _NewSequence(NamedTuple):
 def reports_prompt(added: AddSlot) -> bool:
     """Returns whether the log-probabilities of a sequence's prompt are reported: by the first completion of a prompt,
     until it has a token."""
-    wanted = added.sampling.prompt_logprobs >= 0 and added.choice_index == 0 and added.computed == 0
-    return wanted and len(added.tokens) // 4 == added.prompt_tokens
+    first = added.sampling.prompt_logprobs >= 0 and added.choice_index == 0 and added.computed == 0
+    return first and len(added.tokens) // 4 == added.prompt_tokens
 
 
 class SlotTable:

@@ -85,7 +85,7 @@ class StepLoop:
 
     @property
     def overdue(self) -> bool:
-        """See `InFlightSteps.overdue`."""
+        """Whether a step takes much longer than expected."""
         return self._in_flight.overdue
 
     def run(self) -> None:

@@ -152,8 +152,8 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
 def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     """Opens a simulated device. `folder` needs no weights, only config.json and, for other services, the tokenizer."""
     if name != "zero" and name not in GPUS:
-        known = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
-        raise ConfigurationError(f"unknown device sim:{name}: set device to one of {known}")
+        names = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
+        raise ConfigurationError(f"unknown device sim:{name}: set device to one of {names}")
     if settings.dtype == "float32":
         raise ConfigurationError("simulated devices compute in bf16: leave dtype at auto")
     config = read_config(folder)

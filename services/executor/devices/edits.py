@@ -1,4 +1,4 @@
-"""What changes the logits of single sequences: biases, allowed tokens, bad words, and penalties for earlier tokens.
+"""Edits of the logits of single sequences: biases, allowed tokens, bad words, and penalties for earlier tokens.
 
 The order of operations is vLLM's: allowed tokens, biases, stop ids below the minimum length, the penalties for
 repetition, for frequency and for presence, bad words; then temperature and the filters.
@@ -50,20 +50,21 @@ def words_of(bad_words: Int64) -> list[Int64]:
 
 @dataclass(slots=True)
 class SlotEdits:
-    """The edits of a slot on a CPU, and what they need of the sequence's tokens."""
+    """The edits of a slot on a CPU, with the counts and the history of tokens that they depend on."""
 
-    how: Edits
+    edits: Edits
+    """The edits themselves, without the tokens so far."""
     allowed: UInt32 | None
-    """See `bits_of`; None: all tokens are allowed."""
+    """[ceil(vocabulary / 32)] bits of the tokens that may be sampled, as `bits_of` has them; None: all tokens."""
     seen: Int32 | None
-    """[vocabulary] see `seen_of`; None: there are no penalties."""
+    """[vocabulary] counts of each token, as `seen_of` has them; None: there are no penalties."""
     history: Int64 | None
     """[max_model_len + 1] the sequence's tokens; None: there are no bad words."""
 
     def append(self, position: int, token: int) -> None:
         """Adds a generated token."""
-        if self.how.grammar is not None:
-            self.how.grammar.sampled(token)
+        if self.edits.grammar is not None:
+            self.edits.grammar.sampled(token)
         if self.seen is not None:
             self.seen[token] += 2
         if self.history is not None:

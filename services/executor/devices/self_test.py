@@ -29,7 +29,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Root mean square of the difference of a position's logits, relative to their standard deviation."""
 
 LEAST = 1e-4
-"""Error that a decoder of this project may have, however small that of the model itself is."""
+"""Error that a decoder of this project may have, however small the error of the model itself is."""
 
 _log = structlog.get_logger()
 
@@ -106,24 +106,24 @@ class SelfTest:
         return error
 
     def error(self, model: CausalLM) -> float:
-        """Returns the largest relative difference of the logits to those of the own attention of `transformers`.
+        """Returns the largest relative difference of the logits to the ones by the own attention of `transformers`.
 
-        In half precision it is that of the worst position but a quarter: where two experts are nearly equal, rounding
-        may choose the other one.
+        In half precision a quarter of the positions may be worse: where two experts are nearly equal, rounding may
+        choose the other one.
         """
-        found = self._logits(model)
-        errors = torch.cat([_errors(mine, theirs) for mine, theirs in zip(found, self._expected, strict=True)])
+        logits = self._logits(model)
+        errors = torch.cat([_errors(mine, theirs) for mine, theirs in zip(logits, self._expected, strict=True)])
         return float(errors.max() if self._dtype == torch.float32 else errors.quantile(0.75))
 
     def far_error(self, model: CausalLM) -> float:
-        """Returns the same of a text at the last positions of the context, without what would come before it."""
+        """Returns the error for a text at the last positions of the context, without any text before it."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
             return dense_attention(model.spec.layers[layer], q, k, v, sinks)
 
         with torch.inference_mode():
-            found = model.logits(model(self._far_text, self._far, attend))
-        errors = _errors(found, self._far_expected)
+            logits = model.logits(model(self._far_text, self._far, attend))
+        errors = _errors(logits, self._far_expected)
         return float(errors.max() if self._dtype == torch.float32 else errors.quantile(0.75))
 
     def _logits(self, model: CausalLM) -> list[Tensor]:
@@ -131,7 +131,7 @@ class SelfTest:
         pool, slots = self._open(model.spec, self._capacity, self._dtype), CpuSlots(self._capacity)
         for slot in range(2):
             slots.add(slot, range(2 * self._blocks - 1 - slot, -1, -2), record(), (), None)
-        found = [torch.empty(length, model.spec.vocab_size) for length in self._lengths]
+        results = [torch.empty(length, model.spec.vocab_size) for length in self._lengths]
         for step in STEPS:
             ends = self._lengths
             rows = [(slot, first, min(stop, ends[slot])) for slot, first, stop in step if first < ends[slot]]
@@ -149,13 +149,13 @@ class SelfTest:
                 hidden = model(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), attend)
                 parts = torch.split(model.logits(hidden), batch.query_lens.tolist())
             for (slot, first, stop), logits in zip(rows, parts, strict=True):
-                found[slot][first:stop] = logits
-        return found
+                results[slot][first:stop] = logits
+        return results
 
 
-def _errors(found: Tensor, expected: Tensor) -> Tensor:
-    """Returns the error of each position [L] of logits [L, V]; see `TOLERANCE`."""
-    seen = expected.isfinite()
-    difference = (found - expected).where(seen, 0.0).pow(2).mean(dim=1).sqrt()
-    spread = expected.where(seen, 0.0).std(dim=1)
+def _errors(logits: Tensor, expected: Tensor) -> Tensor:
+    """Returns the error of each position [L] of logits [L, V], as `TOLERANCE` bounds it."""
+    finite = expected.isfinite()
+    difference = (logits - expected).where(finite, 0.0).pow(2).mean(dim=1).sqrt()
+    spread = expected.where(finite, 0.0).std(dim=1)
     return difference / spread.clamp_min(1e-12)

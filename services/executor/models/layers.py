@@ -67,7 +67,7 @@ class LayerNorm(nn.LayerNorm):
     """LayerNorm (Ba et al., 2016) with weight and bias."""
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`."""
+        """Returns the norm of x + residual and the sum itself, as `RMSNorm` does."""
         total = x + residual
         return self(total), total
 

@@ -1,4 +1,4 @@
-"""What a decoder consists of: the description from which `decoder.py` builds a model of any native family."""
+"""The description of a decoder, from which `decoder.py` builds a model of any native family."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -125,7 +125,7 @@ class Case:
         return codes.double() * scales.double()
 
     def run(self, kernels: CpuKernels | None = None) -> list[Tensor]:
-        """What the kernel makes of each row."""
+        """The kernel's result for each row."""
         rows = self.rows
         num_computed_tokens = np.array([row.start for row in rows])
         query_lens = np.array([row.width for row in rows])
@@ -205,7 +205,7 @@ def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     [{"soft_cap": 2.0}, {"sinks": True}, {"value_dim": 24}, {"value_dim": 72}, {"chunk": 48}, {"scale": 0.4}],
     ids=str,
 )
-def test_what_other_families_ask_for(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_options_of_other_families(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(90, 20)]
     Case(kernels, rows, Heads(4, 2, 40, 16, **options), dtype).check()
 
@@ -258,7 +258,7 @@ def test_large_scores_do_not_overflow(kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("end", [49, 50])
-def test_what_was_written_is_read_by_the_next_step(kernels: CpuKernels, end: int, dtype: torch.dtype) -> None:
+def test_the_next_step_reads_written_keys_and_values(kernels: CpuKernels, end: int, dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 32, 16)
     case = Case(kernels, [Row(0, end)], heads, dtype)
     whole = case.run()[0]

@@ -48,7 +48,7 @@ def draw(
     coarse=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_picks_what_a_full_sort_picks(
+def test_tokens_are_those_of_a_full_sort(
     kernels: CpuKernels, samplings: list[Sampling], vocabulary: int, spread: float, coarse: bool, seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, spread, (len(samplings), vocabulary)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_frequencies_are_those_of_the_filtered_softmax(kernels: CpuKernels, samp
 
 
 class Numbers(NamedTuple):
-    """What a random number depends on."""
+    """The key and the position that decide a random number."""
 
     key: int
     position: int

@@ -43,7 +43,7 @@ class CpuSlots:
     def add(
         self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int], edits: Edits | None
     ) -> None:
-        """See `Device.add`."""
+        """Puts a sequence into a slot, as `Device.add` describes it."""
         groups = len(self.tables)
         entries = self._counts[slot] = len(blocks) // groups
         self.tables[:, slot, :entries] = np.reshape(blocks, (entries, groups)).T
@@ -55,7 +55,7 @@ class CpuSlots:
         self._plain[slot] = edits is None and all(sampling[name] == _NEUTRAL[name] for name in _WITH_EFFECT)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.extend`."""
+        """Appends an entry to the block table of each of `slots`."""
         groups = len(self.tables)
         for i, slot in enumerate(slots):
             self.tables[:, slot, self._counts[slot]] = blocks[i * groups : (i + 1) * groups]

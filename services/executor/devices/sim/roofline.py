@@ -60,7 +60,7 @@ class PromptTile:
     """Queries times heads."""
     keys: int
     instructions: int
-    """Of each warp, in the compiled code: tests/kernels/triton/test_machine_code.py counts them again."""
+    """Instructions of each warp, in the compiled code: tests/kernels/triton/test_machine_code.py counts them again."""
     warps: int = 8
 
     @property

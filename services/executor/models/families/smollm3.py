@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from typing_extensions import override
+
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.sliding import Kind, SlidingConfig
 from pagewire.services.executor.models.rope import Rope
@@ -27,15 +29,15 @@ class SmolLM3Config(SlidingConfig, frozen=True, kw_only=True):
             return bool(self.no_rope_layers[layer])
         return (layer + 1) % self.no_rope_layer_interval != 0
 
+    @override
     def ropes(self) -> tuple[Rope | None, ...]:
-        """See `LlamaConfig.ropes`."""
         return tuple(self.rope if self._rotates(layer) else None for layer in range(self.num_hidden_layers))
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "full_attention" if self._rotates(layer) else "sliding_attention"
 
     @property
+    @override
     def windows(self) -> tuple[int, ...]:
-        """See `LlamaConfig.windows`."""
         return self.sliding() if self.use_sliding_window else (0,) * self.num_hidden_layers

@@ -39,7 +39,7 @@ Format = Literal[
     "dense",
 ]
 PATTERN = "re:"
-"""What a pattern of names begins with."""
+"""Prefix of an entry that is a pattern of names."""
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
 
 

@@ -25,7 +25,7 @@ from pagewire.services.executor.models.quantized.weight import (
 
 Bits = Literal[2, 3, 4, 8]
 SIGNS = ("+:", "-:")
-"""What patterns of modules begin with."""
+"""Prefixes of patterns of modules: changed settings, and none."""
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ class Recorder:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any, **options: Any
     ) -> Tensor:
-        """See `Handle`.
+        """Records a call of a layer's attention.
 
         Raises:
             ConfigurationError: the attention cannot be computed.

@@ -62,7 +62,7 @@ def recognize(model: PreTrainedModel, sizes: ModelSpec) -> DecoderLM | None:
 
 
 def _shared(places: Mapping[str, Place], theirs: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Returns the decoder's parameters. Those of several parts are joined, and the model's become views of them."""
+    """Returns the decoder's parameters. Parts are joined, and the model's own parameters become views of them."""
     parts: dict[str, list[str]] = {}
     for name, place in places.items():
         parts.setdefault(place.parameter, []).append(name)

@@ -100,7 +100,7 @@ def test_kernels_edit_logits_in_the_documented_order(
 @settings(max_examples=50, deadline=None)
 @given(edits=edits, generated=st.lists(st.integers(0, 3), max_size=6))
 def test_a_sequence_that_went_on_is_one_that_was_added_with_its_tokens(edits: Edits, generated: list[int]) -> None:
-    """What recomputes a sequence after a preemption, a fork or the loss of an executor."""
+    """A sequence is added again after a preemption, a fork or the loss of an executor."""
     state = slot_edits(edits, CAPACITY)
     for position, token in enumerate(generated, len(edits.tokens)):
         state.append(position, token)

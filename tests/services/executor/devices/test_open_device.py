@@ -28,7 +28,7 @@ def refusal(folder: Path, **flags: Any) -> str:
     return str(raised.value)
 
 
-def test_the_capacity_is_what_settings_and_model_say() -> None:
+def test_the_capacity_follows_settings_and_model() -> None:
     device = open_device(load({"max-num-seqs": 3, "block-size": 32, "num-kv-blocks": 20}, {}), checkpoint("llama"))
     capacity = device.capacity
     assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (20, 32, 3)

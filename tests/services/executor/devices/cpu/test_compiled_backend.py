@@ -30,7 +30,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def logits(driver: Driver, ids: list[int], chunk: int, slot: int = 0, beside: int = 0) -> torch.Tensor:
-    """Of the last position. `beside` rows of other sequences share every step."""
+    """Logits of the last position. `beside` rows of other sequences share every step."""
     driver.add(slot, len(ids))
     for other in range(1, beside + 1):
         driver.add(other, 200)

@@ -63,7 +63,7 @@ def test_it_runs_on_the_compiled_kernels() -> None:
 
 
 @pytest.mark.parametrize("family", ["helium", "ernie4_5"])  # they rotate other pairs
-def test_what_computes_something_else_stays_with_transformers(family: str) -> None:
+def test_a_family_that_computes_something_else_stays_with_transformers(family: str) -> None:
     model = built(family)
     assert recognize(model.model, model.spec) is not None
     assert prove(model, GatheredPool, 8, 64) is model
