@@ -7,7 +7,10 @@ import pytest
 
 MODULES = [
     "pagewire.kernels.cpu.targets",
+    "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
+    "pagewire.services.executor.packed_columns",
+    "pagewire.services.executor.replay_buffer",
     "pagewire.services.executor.sequence_key",
 ]
 

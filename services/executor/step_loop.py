@@ -29,12 +29,12 @@ _NO_TOKEN = pack([NO_TOKEN])
 
 
 class _Sampling(NamedTuple):
-    """How the tokens of a slot are sampled; a fork inherits it."""
+    """Sampling parameters of a slot, which a fork inherits."""
 
     record: Record
     stop_ids: list[int]
     edits: Edits | None
-    """Without the sequence's tokens."""
+    """Edits of the logits, without the tokens of the sequence."""
 
 
 class StepLoop:
@@ -62,7 +62,7 @@ class StepLoop:
         emit: Callable[[StepResult | PlanRefused], None],
         grammars: Opener | None = None,
     ) -> None:
-        """`grammars` opens those of sequences that have one; None: there are no such sequences."""
+        """`grammars` opens the grammars of sequences; None: no sequence has one."""
         self._device = device
         self._grammars = grammars
         self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready

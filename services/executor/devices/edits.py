@@ -16,8 +16,8 @@ UInt32 = npt.NDArray[np.uint32]
 
 
 def seen_of(edits: Edits) -> tuple[Int64, Int64]:
-    """Returns the distinct tokens of a sequence, and twice the occurrences of each in the output, plus one if the
-    prompt has it."""
+    """Returns the distinct tokens of a sequence and a count of each: twice its occurrences in the output, plus one if
+    the prompt has it."""
     prompt, output = edits.tokens[: edits.num_prompt_tokens], edits.tokens[edits.num_prompt_tokens :]
     ids, places = np.unique(np.concatenate((prompt, output)), return_inverse=True)
     counts = 2 * np.bincount(places[len(prompt) :], minlength=len(ids))
@@ -26,7 +26,11 @@ def seen_of(edits: Edits) -> tuple[Int64, Int64]:
 
 
 def bits_of(ids: Int64, vocab_size: int) -> UInt32:
-    """Returns a bit per token, [ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32."""
+    """Returns a bit per token, [ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32.
+
+    >>> bits_of(np.array([0, 2, 33]), vocab_size=40).tolist()
+    [5, 2]
+    """
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     bits[ids] = True
     return np.packbits(bits, bitorder="little").view("<u4")
@@ -34,6 +38,9 @@ def bits_of(ids: Int64, vocab_size: int) -> UInt32:
 
 def words_of(bad_words: Int64) -> list[Int64]:
     """Returns the ids of each of the `Edits.bad_words`.
+
+    >>> [word.tolist() for word in words_of(np.array([2, 70, 71, 1, 9]))]
+    [[70, 71], [9]]
 
     Raises:
         ValueError: the last one is cut off, or one is empty.

@@ -89,7 +89,7 @@ class Layer(nn.Module):
         self.mlp_out = norm_of(spec) if after else None
 
     def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: AttentionFn) -> tuple[Tensor, Tensor]:
-        """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> the same of this layer."""
+        """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> both of this layer."""
         x, residual = _add(self.attention_in, x, residual)
         x = self.self_attn(x, rotate, attend)
         if self.attention_out is not None:

@@ -26,13 +26,13 @@ from pagewire.services.executor.models.spec import HeadNorm, Placement
 
 
 class CompiledAttention(msgspec.Struct, frozen=True):
-    """The attention of one step, an `AttentionFn`."""
+    """The attention of one step, as an `AttentionFn`. A msgspec struct, which is fast to create."""
 
     kernels: CpuKernels
     batches: Array[Batch]
-    """Result of `batches_of`."""
+    """Rows and block tables by group of layers, from `batches_of`."""
     groups: Sequence[int]
-    """Group of each layer."""
+    """Index in `batches` of each layer's group."""
     layers: Sequence[attention_layer.Attention]
     """The constants of each layer's attention."""
     pools: Sequence[Pool]
@@ -74,7 +74,7 @@ class CompiledLM(CausalLM):
 
     @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Without `out` the next call overwrites the result: freeing and allocating so much
+        """Returns float32 logits. Without `out` the next call overwrites the result: freeing and allocating so much
         memory can take longer than the product.
         """
         if out is None:

@@ -82,7 +82,7 @@ class SimDevice(Device):
     recovers = True
 
     def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
-        """`roofline` None: steps take no time.
+        """`roofline` gives the time of a step; None: steps take no time.
 
         Raises:
             ValueError: every token of the vocabulary is in `eos_ids`.

@@ -74,7 +74,7 @@ PROMPT_TILES = {
     89: PromptTile(128, 32, 305),
     90: PromptTile(128, 64, 401),
 }
-"""By compute capability times ten."""
+"""The tile of each GPU, by compute capability times ten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Mistral: Llama with one sliding window on every layer. Mixtral: the same with a mixture of experts."""
+"""Mistral: Llama with one sliding window on every layer. Mixtral: Mistral with a mixture of experts."""
 
 from dataclasses import replace
 

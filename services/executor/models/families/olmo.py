@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and feed-forward layer, and of all heads together. OLMo 3: the same with windows."""
+"""OLMo 2: norms behind attention and feed-forward layer, and of all heads together. OLMo 3: OLMo 2 with windows."""
 
 from dataclasses import replace
 

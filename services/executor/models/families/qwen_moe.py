@@ -25,7 +25,7 @@ class QwenMoeConfig(QwenConfig, frozen=True, kw_only=True):
     decoder_sparse_step: Positive = 1
     """Layers whose number, counted from 1, is a multiple of it have experts."""
     mlp_only_layers: tuple[int, ...] | None = None
-    """Layers without experts all the same."""
+    """Further layers without experts."""
 
     @property
     def shared(self) -> int:

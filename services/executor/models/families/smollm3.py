@@ -16,7 +16,7 @@ class SmolLM3Config(SlidingConfig, frozen=True, kw_only=True):
     rope_theta: float = 2e6
     use_sliding_window: bool = False
     no_rope_layers: tuple[Literal[0, 1], ...] | None = None
-    """Per layer, 1 if it rotates; by default those that are no multiple of `no_rope_layer_interval`."""
+    """Per layer, 1 if it rotates; by default all layers do but multiples of `no_rope_layer_interval`."""
     no_rope_layer_interval: Positive = 4
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from pagewire.services.executor.models.transformers_backend.gate import body_nam
 
 
 class _Hidden:
-    """The output of a body, of which only the hidden states are known."""
+    """The output of a body, with nothing but the hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -26,7 +26,7 @@ class _Hidden:
 
 
 class _Body(nn.Module):
-    """Takes the place of the layers where the hidden states are known."""
+    """Takes the place of the layers where the hidden states are there already."""
 
     hidden: Tensor
 

@@ -130,7 +130,7 @@ def _eps(norm: Any) -> float:
 
 
 def _norm(theirs: Any) -> Norm:
-    """Returns what a norm computes."""
+    """Returns the kind of a norm, found by its results."""
     width = len(theirs.weight)
     for kind, offset in ((Norm.RMS, 0.0), (Norm.RMS_PLUS_ONE, 1.0)):
         ours = RMSNorm(width, _eps(theirs), offset)
