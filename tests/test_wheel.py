@@ -17,6 +17,7 @@ from tests.pagewire.serving import serving
 from tools.wheel import build_wheel
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.timeout(900)  # the kernels are compiled, on cores that other tests use too
 NAMESAKES = ("bench", "kernels", "services", "shared", "tests", "tools")
 
 
@@ -78,9 +79,8 @@ def test_it_serves_without_a_compiler_from_a_project_with_the_same_names(install
     (programs / "nats-server").symlink_to(find_server())
     command, cache = (str(installed / "bin" / "pagewire"),), project / "cache"
     assert shutil.which(COMPILER, path=str(programs)) is None
-    with serving(
-        "--model", "bundled", command=command, cwd=project, PATH=str(programs), XDG_CACHE_HOME=str(cache)
-    ) as served:
+    environ = {"PATH": str(programs), "PYTHONPATH": "", "XDG_CACHE_HOME": str(cache)}
+    with serving("--model", "bundled", command=command, cwd=project, **environ) as served:
         modules = [Path(f"/proc/{pid}/cmdline").read_text() for pid in served.processes()]
     assert sum("pagewire.services." in command for command in modules) == 5
     assert not cache.exists(), "the kernels were compiled"

@@ -61,11 +61,11 @@ class DecoderAttention(nn.Module):
             return qk
         parts = torch.split(qk, [self.heads, self.kv_heads], dim=1)
         together = self.head_norm is HeadNorm.TOGETHER
-        parts = [
+        heads = [
             norm(part.flatten(1)).view(part.shape) if together else norm(part)
             for norm, part in zip((self.q_norm, self.k_norm), parts, strict=True)
         ]
-        return torch.cat(parts, dim=1)
+        return torch.cat(heads, dim=1)
 
     def normed_row(self, packed: Tensor) -> Tensor:
         """Returns the output of `qkv` [T, (Hq + 2 Hkv) * d] with normalised queries and keys."""

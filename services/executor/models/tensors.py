@@ -156,8 +156,8 @@ class FolderTensors(TensorSource):
         return None if weight is None or weight.eight_bits is None else weight.eight_bits()
 
 
-class SafetensorsFiles:
-    """The `StoredTensors` of the memory-mapped files of a folder in Hugging Face format: those of the decoder."""
+class SafetensorsFiles(StoredTensors):
+    """The decoder's tensors in the memory-mapped files of a folder in Hugging Face format."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._files = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
