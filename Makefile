@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all docs beside alone clusters clean fuzz lock audit
+.PHONY: install demo models secrets wheel test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all docs beside alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,6 +17,10 @@ install: $(VENV)/installed
 
 demo: install
 	$(BIN)/pagewire demo
+
+# The wheel, with the CPU kernels for every class of machines: a machine that installs it needs no compiler.
+wheel: install
+	$(BIN)/python -m tools.wheel
 
 # For compose.yaml: a password for each service, the key of all clients, and the file for the keys of tenants. Those that
 # are there stay. The files must be readable for the user in the containers; the folder keeps others out.

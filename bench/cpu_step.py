@@ -1,8 +1,8 @@
 """Measures a step of the CPU device, with compiled kernels and by another path, and where its time goes.
 
-The other path is plain PyTorch, the same model as it is served when `transformers` has built it, or the same kernels
-with keys and values in int8. The models have random weights, in bf16 where the path can read them. Both paths take
-turns, so that a noisy machine is noisy for both.
+The other path is the same model as it is served when `transformers` has built it, or the same kernels with keys and
+values in int8. The models have random weights, in bf16 unless told otherwise. Both paths take turns, so that a noisy
+machine is noisy for both.
 """
 
 import argparse
@@ -30,17 +30,16 @@ from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
-from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, multiplies_bf16
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.devices.self_test import prove
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import FAMILIES, build_model
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.weights import random_weights
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.sampling_parameters import record
 
 VOCABULARY = 50304
@@ -79,7 +78,7 @@ EXPERTS: Mapping[str, Any] = {
 """Experts of families that are mixtures, where the shape names none: their own would be too large."""
 NATIVE: Mapping[str, str] = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES}
 """The architectures with a file of their own, by model_type."""
-OTHERS = ("plain", "transformers", "int8-kv")
+OTHERS = ("transformers", "int8-kv")
 PARTS = ("linears", "attention", "sampling")
 
 
@@ -136,8 +135,8 @@ class Timed(Backend):
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
     @override
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
+        attend = self._timed("attention", self._backend.attention)(batch, slots)
         return attend if self._decoder else self._timed("attention", attend)
 
     @override
@@ -171,7 +170,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
     parser.add_argument("--query-len", type=int, default=1, help="tokens that each sequence computes")
-    parser.add_argument("--against", default="plain", choices=OTHERS, help="the other path")
+    parser.add_argument("--against", default="int8-kv", choices=OTHERS, help="the other path")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
@@ -196,7 +195,7 @@ def main(arguments: list[str]) -> int:
 
 
 def line(case: Case, ratio: float) -> str:
-    """Returns a line for the terminal. `ratio` is the speed relative to the plain path."""
+    """Returns a line for the terminal. `ratio` is the speed relative to the other path."""
     shares = "".join(f" {case.shares[part]:>9.0%}" for part in (*PARTS, "other"))
     cpu = statistics.median(case.cpu_ms)
     return (
@@ -240,24 +239,17 @@ def _measure(cases: Sequence[Case], options: argparse.Namespace) -> None:
 
 def _device(case: Case, options: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
-    bf16 = multiplies_bf16(Path("/proc/cpuinfo"))
-    dtype = torch.bfloat16 if bf16 or case.path != "plain" else torch.float32
-    if options.dtype == "float32":
-        dtype = torch.float32
+    dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     model = _by_transformers(case, dtype) if case.path == "transformers" else _native(case, dtype)
     entries, windows = -(-(case.context + options.query_len) // BLOCK_SIZE), model.spec.groups.windows
     blocks = entries * len(windows)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, entries * BLOCK_SIZE, VOCABULARY, windows=windows)
-    backend: Backend
-    if case.path == "plain":
-        backend = PyTorchBackend(model.spec, capacity, dtype)
-    else:
-        kernels = CpuKernels(build.load(), options.threads)
-        backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
-        if isinstance(model, TransformersLM):
-            model = prove(model, partial(CompiledBackend, kernels), BLOCK_SIZE, MAX_MODEL_LEN)
-        if not isinstance(model, TransformersLM):
-            model = CompiledLM(model, kernels, capacity.max_model_len)
+    kernels = CpuKernels(build.load(), options.threads)
+    backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
+    if isinstance(model, TransformersLM):
+        model = prove(model, partial(CompiledBackend, kernels), BLOCK_SIZE, MAX_MODEL_LEN)
+    if not isinstance(model, TransformersLM):
+        model = CompiledLM(model, kernels, capacity.max_model_len)
     for pool in backend.layers:
         for tensor in pool:
             tensor.fill_(0.1)  # 0 in int8; untouched memory would be read from one page of zeros

@@ -8,7 +8,13 @@ import pytest
 MODULES = [
     "pagewire.client.sequencer",
     "pagewire.commands.chat.markdown",
+    "pagewire.kernels.cpu.targets",
     "pagewire.kernels.triton.layers.split_inputs",
+    "pagewire.services.executor.devices.edits",
+    "pagewire.services.executor.devices.gathered_attention",
+    "pagewire.services.executor.packed_columns",
+    "pagewire.services.executor.replay_buffer",
+    "pagewire.services.executor.sequence_key",
     "pagewire.services.gateway.answers.sse",
     "pagewire.services.scheduler.policy.beam_search.ranking",
     "pagewire.services.scheduler.policy.block_pool",

@@ -1,6 +1,6 @@
 """The wheel: one top-level package, which works beside packages that bear the names of our folders."""
 
-import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.embedded.broker import find_server
+from pagewire.kernels.cpu.build import COMPILER, cpu_features
+from pagewire.kernels.cpu.targets import best_target
 from tests.pagewire.serving import serving
 from tests.support.waiting import PATIENCE
+from tools.wheel import build_wheel
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.timeout(900)  # the kernels are compiled, on cores that other tests use too
 NAMESAKES = ("bench", "kernels", "services", "shared", "tests", "tools")
 
 
@@ -21,16 +26,12 @@ NAMESAKES = ("bench", "kernels", "services", "shared", "tests", "tools")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A virtual environment with the wheel; its dependencies are those that run the tests."""
     folder = tmp_path_factory.mktemp("wheel")
-    checkout, environment = folder / "checkout", folder / "environment"
-    listed = _run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if os.path.lexists(ROOT / name):
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    _run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(checkout))
+    environment = folder / "environment"
+    target = best_target(platform.machine(), cpu_features())
+    assert target is not None, "no class of machines in kernels/cpu/targets.py fits this one"
+    wheel = build_wheel(folder, [target])
     _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
-    (wheel,) = folder.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     _run(*pip, "--python", str(environment / "bin" / "python"), "install", "--no-deps", str(wheel))
     yield environment
     shutil.rmtree(folder)
@@ -73,13 +74,17 @@ def test_the_library_is_imported_from_a_project_with_the_same_names(installed: P
     assert _run(str(installed / "bin" / "python"), "-c", code, cwd=project) == "pagewire.llm\n"
 
 
-def test_the_wheel_serves_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nats-server is a dependency too
-    with serving(
-        "--model", "bundled", command=(str(installed / "bin" / "pagewire"),), cwd=project, PATH=path
-    ) as served:
+def test_the_wheel_serves_without_a_compiler_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
+    programs = project / "programs"
+    programs.mkdir()
+    (programs / "nats-server").symlink_to(find_server())
+    command, cache = (str(installed / "bin" / "pagewire"),), project / "cache"
+    assert shutil.which(COMPILER, path=str(programs)) is None
+    environ = {"PATH": str(programs), "PYTHONPATH": "", "XDG_CACHE_HOME": str(cache)}
+    with serving("--model", "bundled", command=command, cwd=project, **environ) as served:
         modules = [Path(f"/proc/{pid}/cmdline").read_text() for pid in served.processes()]
     assert sum("pagewire.services." in command for command in modules) == 5
+    assert not cache.exists(), "the kernels were compiled"
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

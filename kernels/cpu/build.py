@@ -1,7 +1,8 @@
 """Compiles the CPU kernels once for the machine that runs them, and loads them.
 
 The library is stored in the user's cache folder. Its name is a digest of everything that it depends on, so that it is
-never stale. An image, which has no compiler, brings libraries for several classes of machines beside the sources.
+never stale. Where there is no compiler, as in an image or beside a wheel, libraries for several
+classes of machines lie beside the sources.
 """
 
 import ctypes
@@ -11,21 +12,22 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
-from pagewire.kernels.cpu.targets import Target, best_target, targets_of
-from pagewire.shared.errors import PagewireError
+from pagewire.kernels.cpu.targets import Target, best_target
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.progress import shown
 from pagewire.shared.sampling_parameters import RECORD
 
 COMPILER = "c++"
 NATIVE = "-march=native"
 FLAGS = ("-std=c++17", "-O3", NATIVE, "-fPIC", "-pthread", "-Wno-psabi")
-WITHIN = 300.0
-"""Timeout of the compiler, in seconds."""
-KEPT = 8
+COMPILER_TIMEOUT = 300.0
+"""Seconds after which a run of the compiler counts as stuck."""
+MAX_CACHED = 8
 """Maximum number of libraries in the cache folder, the last loaded ones."""
 SOURCES = Path(__file__).parent / "cpp"
 AHEAD = "ahead"
@@ -35,8 +37,14 @@ _CPUINFO = Path("/proc/cpuinfo")
 _FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError, RuntimeError)
 
 
-class NotBuilt(PagewireError):
-    """The library cannot be built or loaded, for the reason in the message."""
+class NotBuilt(ConfigurationError):
+    """The library cannot be built or loaded. The message says why, and how to get one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the CPU kernels are not compiled: {reason}. Install a C++ compiler (Debian's package g++), or a wheel of"
+            " Pagewire that holds them (make wheel)"
+        )
 
 
 def cache_folder() -> Path:
@@ -50,18 +58,18 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
     Raises:
         NotBuilt: there is no compiler, the compiler failed, or its result cannot be loaded.
     """
-    target = best_target(platform.machine(), frozenset(_cpu().split()))
-    if target is not None and (found := _open(_ahead(sources, target))) is not None:
-        return found
+    target = best_target(platform.machine(), cpu_features())
+    if target is not None and (ready := _open(_ahead(sources, target))) is not None:
+        return ready
     try:
         folder = cache or cache_folder()
         library = folder / f"{_digest(sources, _run(COMPILER, '--version'), *FLAGS, _cpu())}.so"
-        if (found := _open(library)) is not None:
-            return found
+        if (ready := _open(library)) is not None:
+            return ready
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder), tempfile.TemporaryDirectory(dir=folder) as draft:
-            if (found := _open(library)) is not None:  # another process has compiled it meanwhile
-                return found
+            if (ready := _open(library)) is not None:  # another process has compiled it meanwhile
+                return ready
             built = _compile(sources, Path(draft), FLAGS)
             loaded = ctypes.CDLL(str(built))
             built.rename(library)  # atomic: another process never sees half a library
@@ -72,14 +80,14 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
         raise _not_built(error) from error
 
 
-def build_ahead(sources: Path = SOURCES) -> list[Path]:
-    """Compiles a library for every class of machines of this architecture, and returns them.
+def build_ahead(sources: Path, targets: Sequence[Target]) -> list[Path]:
+    """Compiles a library for each class of machines, beside the sources, and returns them.
 
     Raises:
-        NotBuilt: see `load`.
+        NotBuilt: there is no compiler, or it failed.
     """
     folder = sources / AHEAD
-    built = {_ahead(sources, target): _flags(target) for target in targets_of(platform.machine())}
+    built = {_ahead(sources, target): _flags(target) for target in targets}
     try:
         folder.mkdir(exist_ok=True)
         for library, flags in built.items():
@@ -102,13 +110,13 @@ def _not_built(error: Exception) -> NotBuilt:
         case subprocess.CalledProcessError():
             return NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}")
         case subprocess.TimeoutExpired():
-            return NotBuilt(f"{COMPILER} did not end within {WITHIN:.0f} s")
+            return NotBuilt(f"{COMPILER} did not end within {COMPILER_TIMEOUT:.0f} s")
         case _:
             return NotBuilt(str(error))
 
 
 def _flags(target: Target) -> tuple[str, ...]:
-    return tuple(flag for given in FLAGS for flag in (target.flags if given == NATIVE else (given,)))
+    return tuple(chain.from_iterable(target.flags if flag == NATIVE else (flag,) for flag in FLAGS))
 
 
 def _ahead(sources: Path, target: Target) -> Path:
@@ -145,7 +153,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _tidy(folder: Path) -> None:
     """Deletes libraries of old versions. Processes that have loaded one are not affected."""
     last_loaded = sorted(folder.glob("*.so"), key=lambda library: library.stat().st_mtime)
-    for library in last_loaded[:-KEPT]:
+    for library in last_loaded[:-MAX_CACHED]:
         library.unlink(missing_ok=True)
 
 
@@ -157,6 +165,11 @@ def _digest(sources: Path, *conditions: str) -> str:
     digest.update(record_header().encode())
     digest.update("\0".join(conditions).encode())
     return digest.hexdigest()[:32]
+
+
+def cpu_features() -> frozenset[str]:
+    """Returns the features of this machine's CPU, as /proc/cpuinfo names them."""
+    return frozenset(_cpu().split())
 
 
 def _cpu() -> str:
@@ -171,13 +184,15 @@ def _compile(sources: Path, folder: Path, flags: tuple[str, ...]) -> Path:
     """Compiles the files in parallel, because the start of the executor waits for them, and returns the library."""
     objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
     (folder / "sampling_record.hpp").write_text(record_header())
-    commands = [[COMPILER, *flags, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]
+    commands = [
+        [COMPILER, *flags, f"-I{folder}", "-c", str(file), "-o", compiled] for file, compiled in objects.items()
+    ]
     running = [
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     try:
         for process in shown(running, "compiling the CPU kernels"):
-            _, errors = process.communicate(timeout=WITHIN)
+            _, errors = process.communicate(timeout=COMPILER_TIMEOUT)
             if process.returncode:
                 raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
     finally:
@@ -191,5 +206,5 @@ def _compile(sources: Path, folder: Path, flags: tuple[str, ...]) -> Path:
 
 def _run(*command: str) -> str:
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=True
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILER_TIMEOUT, check=True
     ).stdout

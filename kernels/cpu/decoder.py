@@ -16,7 +16,7 @@ from pagewire.kernels.cpu.kernels import Norm as _Norm
 from pagewire.kernels.cpu.packed import POOL_DTYPES, Matrix, Packed
 
 Pool = tuple[Tensor, Tensor]
-"""Keys and values of a layer: see `CpuKernels.attend`."""
+"""Keys and values of a layer, in the shapes of `CpuKernels.pool_shapes`."""
 
 
 Norm = tuple[Tensor, Tensor | None]
@@ -46,17 +46,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all layers have in common."""
+    """The settings that all layers share."""
 
     eps: float
     """Added to the variance by all norms."""
     activation: Activation
     gated: bool
-    """Whether the activation is that of gates."""
+    """Whether the activation multiplies gates with values."""
     parallel: bool
     """Whether attention and feed-forward layer read the same hidden states."""
     together: bool
-    """Whether `q_norm` and `k_norm` are of all heads as one vector."""
+    """Whether `q_norm` and `k_norm` normalize all heads as one vector."""
     embedding_scale: float
     """Factor of the embeddings."""
 

@@ -13,7 +13,7 @@ from pagewire.kernels.cpu.packed import Matrix, Packed
 
 
 class Experts(ctypes.Structure):
-    """See `Experts` in `kernels.hpp`."""
+    """The struct `Experts` of `kernels.hpp`."""
 
     _fields_ = (
         *((name, POINTER(Matrix)) for name in ("up", "down")),
@@ -26,7 +26,7 @@ class CompiledExperts:
     """A router and its experts. A token's result does not depend on the other tokens.
 
     Attributes:
-        pointers: what the kernels take. This object must outlive it.
+        pointers: the struct that the kernels read. This object must outlive it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The compiled CPU kernels as functions of tensors.
 
-All of them compute in float32, for any dtype of weights and KV, except for products in bf16, see `CpuKernels.paired`,
-with weights as integers, for which the other factor is rounded to int8 in chunks of 32, and with KV in int8, for which
-it is rounded to int16.
+They compute in float32, for any dtype of weights and KV, with three exceptions. In products in bf16 both factors are
+bf16 (`CpuKernels.paired`), with integer weights the inputs are rounded to int8 in chunks of 32, and with KV in int8
+queries and softmax weights are rounded to int16.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ class Norm(ctypes.Structure):
 
 
 class LogitEdits(ctypes.Structure):
-    """What changes the logits of one slot; see `sampling.cpp`. Zeros change nothing."""
+    """The changes of one slot's logits: the struct of this name in `sampling.cpp`. Zeros change nothing."""
 
     _fields_ = (
         ("allowed", c_void_p),
@@ -94,8 +94,8 @@ class CpuKernels:
     Attributes:
         threads: maximum threads of a call; may be changed between calls. The kernels have their own threads, not
             those of torch.
-        paired: numbers per multiplication with weights or KV in bf16: 2 if the CPU has an instruction for pairs, for
-            which the other factor is rounded to bf16 too; else 1.
+        paired: numbers per multiplication with weights or KV in bf16: 2 if the CPU has an instruction for pairs of bf16
+            numbers, which both factors then are; else 1.
         tiled: whether products with weights in bf16 use AMX: the CPU has it, and Linux lets this process use it.
     """
 
@@ -191,7 +191,7 @@ class CpuKernels:
         minima: Tensor | Multiples | None = None,
         bias: Tensor | None = None,
     ) -> Packed:
-        """See `packed.pack_integers`."""
+        """Returns packed integer weights, as `packed.pack_integers` describes them."""
         return pack_integers(codes, bits, scales, zero, minima, bias, self._lanes)
 
     def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
@@ -271,12 +271,12 @@ class CpuKernels:
         return tokens
 
     def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
-        """See `pagewire.services.executor.devices.logprobs.reduce_logprobs`; the first of equal ones comes first."""
+        """Returns the executor's `devices.logprobs.reduce_logprobs`; equal tokens come in the order of their ids."""
         (rows, vocabulary), logits = logits.shape, logits.contiguous()
         entries = 1 + min(num_logprobs - 1, vocabulary)
         out = torch.empty(rows, 2 * entries + 1, dtype=torch.int32)
-        given = logits.data_ptr(), vocabulary, tokens.data_ptr(), rows, entries, normalized, LOWEST_LOGPROB
-        self._reduce_logprobs(*given, out.data_ptr(), self.threads)
+        inputs = logits.data_ptr(), vocabulary, tokens.data_ptr(), rows, entries, normalized, LOWEST_LOGPROB
+        self._reduce_logprobs(*inputs, out.data_ptr(), self.threads)
         return out
 
 

@@ -22,13 +22,13 @@ CHUNK = 32
 
 
 class Scales(ctypes.Structure):
-    """The scales or the minima of integer weights; see `kernels.hpp`."""
+    """The scales or the minima of integer weights: the struct `Scales` of `kernels.hpp`."""
 
     _fields_ = (("numbers", c_void_p), ("steps", c_void_p), ("dtype", c_int64), ("shift", c_int64))
 
 
 class Weights(ctypes.Structure):
-    """The weights of a matrix product, or the rows of a table; see `kernels.hpp`."""
+    """The weights of a matrix product, or the rows of a table: the struct `Weights` of `kernels.hpp`."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("panels", "bias")),
@@ -38,7 +38,7 @@ class Weights(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Weights side by side, which multiply the same inputs; see `kernels.hpp`."""
+    """Weights side by side, which multiply the same inputs: the struct `Matrix` of `kernels.hpp`."""
 
     _fields_ = (("parts", c_void_p), ("count", c_int64), ("inputs", c_int64), ("outputs", c_int64))
 
@@ -48,15 +48,15 @@ class Packed:
     """The weights of a matrix product in the kernels' layout, in one part or in several side by side."""
 
     parts: ctypes.Array[Weights]
-    """Each gives the outputs that follow those of the part before."""
+    """Structs of the parts; the outputs of each follow the outputs of the part before."""
     tensors: tuple[Tensor, ...]
-    """What the parts point to."""
+    """The tensors that the parts point to."""
     inputs: int
     outputs: int
 
     @property
     def matrix(self) -> Matrix:
-        """What the kernels take. This object must outlive it."""
+        """The struct that the kernels read. This object must outlive it."""
         return Matrix(addressof(self.parts), len(self.parts), self.inputs, self.outputs)
 
     @property
@@ -66,7 +66,7 @@ class Packed:
 
 
 def side_by_side(weights: Sequence[Packed]) -> Packed:
-    """Returns weights whose outputs are those of `weights`, one after the other; all have the same inputs."""
+    """Returns weights that give the outputs of all `weights`, one after the other; all have the same inputs."""
     parts = [part for one in weights for part in one.parts]
     tensors = tuple(tensor for one in weights for tensor in one.tensors)
     return Packed((Weights * len(parts))(*parts), tensors, weights[0].inputs, sum(one.outputs for one in weights))
@@ -139,11 +139,11 @@ def pack_integers(
 
 
 def _one(weights: Weights, *others: Tensor, **tensors: Tensor | None) -> Packed:
-    """Returns weights of one part, whose pointers are those of `tensors`; it points to `others` already."""
+    """Returns weights of one part that point to `tensors` by their names, and to `others` already."""
     for name, tensor in tensors.items():
         setattr(weights, name, None if tensor is None else tensor.data_ptr())
-    kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
-    return Packed((Weights * 1)(weights), (*kept, *others), weights.inputs, weights.outputs)
+    pointed = tuple(tensor for tensor in tensors.values() if tensor is not None)
+    return Packed((Weights * 1)(weights), (*pointed, *others), weights.inputs, weights.outputs)
 
 
 def _scales(numbers: Tensor | Multiples | None, lanes: int) -> tuple[Scales, tuple[Tensor, ...]]:

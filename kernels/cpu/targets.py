@@ -15,7 +15,7 @@ class Target:
     machine: str
     """Architecture, as `platform.machine` names it."""
     flags: tuple[str, ...]
-    """Of the compiler, in place of -march=native."""
+    """Flags of the compiler, in place of -march=native."""
     needs: frozenset[str]
     """Features of the CPU, as /proc/cpuinfo names them."""
 
@@ -32,7 +32,7 @@ TARGETS = (
     Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
     Target("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"asimd"})),
 )
-"""Of each architecture the one that needs most comes first."""
+"""All machine classes; of an architecture the one that needs most comes first."""
 
 
 def targets_of(machine: str) -> list[Target]:
@@ -41,5 +41,11 @@ def targets_of(machine: str) -> list[Target]:
 
 
 def best_target(machine: str, features: frozenset[str]) -> Target | None:
-    """Returns the first class that a CPU with these features belongs to, None if there is none."""
+    """Returns the first class that a CPU with these features belongs to, None if there is none.
+
+    >>> best_target("x86_64", _V4).name
+    'x86-64-v4'
+    >>> best_target("x86_64", frozenset({"sse2"})) is None
+    True
+    """
     return next((target for target in targets_of(machine) if target.needs <= features), None)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 from llguidance import LLMatcher
+from typing_extensions import override
 
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.packed_columns import column
@@ -28,18 +29,18 @@ class Opener(Protocol):
         """Ends the threads."""
 
 
-class GrammarOpener:
-    """An `Opener` for the tokenizer of one model."""
+class GrammarOpener(Opener):
+    """Opens grammars for the tokenizer of one model, one after the other."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "grammar")
 
+    @override
     def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
-        """See `Opener.open`."""
         output = column(added.tokens)[added.prompt_tokens :].tolist()
         sampling = added.sampling
-        # What is not sampled has no log-probabilities, and counts of tokens for penalties are kept by the sampler.
+        # Tokens that are not sampled have no log-probabilities, and the sampler does not count them for penalties.
         forces = sampling.logprobs < 0 and not is_penalized(unpack_record(sampling.record))
         grammar = SequenceGrammar(
             len(output), sampling.min_tokens, unpack(sampling.stop_ids), sampling.max_tokens, forces=forces
@@ -56,8 +57,8 @@ class GrammarOpener:
         self._thread.submit(start)
         return grammar
 
+    @override
     def close(self) -> None:
-        """See `Opener.close`."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _matcher(self, text: str, output: Sequence[int]) -> LLMatcher | None:

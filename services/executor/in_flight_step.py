@@ -116,13 +116,13 @@ class InFlightStep(msgspec.Struct, frozen=True):
     ) -> OutputColumns:
         """Returns the rows where `alive` [R] is true, packed, with the tokens that follow those of rows that go on."""
         rows = alive.nonzero()[0]
-        found = [[token] if token >= 0 else [] for token in tokens[rows].tolist()]
+        texts = [[token] if token >= 0 else [] for token in tokens[rows].tolist()]
         for index, row in enumerate(rows.tolist()):
             if not finishes[row]:
-                found[index] += forced.get(row, ())
-        batch, counts = self.batch, np.array([len(each) for each in found], np.int64)
+                texts[index] += forced.get(row, ())
+        batch, counts = self.batch, np.array([len(each) for each in texts], np.int64)
         columns = packed(self.sequences[rows]), packed(batch.num_computed_tokens[rows]), packed(batch.query_lens[rows])
-        joined = np.array([*chain.from_iterable(found)], np.int64)
+        joined = np.array([*chain.from_iterable(texts)], np.int64)
         return OutputColumns(*columns, packed(joined), finishes[rows].tobytes(), packed(counts))
 
     def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> OutputColumns:

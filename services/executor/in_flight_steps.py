@@ -23,7 +23,7 @@ class CollectedStep(NamedTuple):
     tokens: Int64
     """Sampled tokens, as `PendingStep.wait` returns them."""
     pending: PendingStep
-    """What else the device reports of the step."""
+    """The step as the device reports on it: log-probabilities, candidates."""
     plan: int
     """Number of the last plan that was applied before the launch."""
     plans: list[Plan]

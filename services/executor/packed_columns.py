@@ -17,6 +17,9 @@ def column(data: bytes) -> Int64:
 def pairs(data: bytes) -> tuple[Int64, Int64]:
     """Returns the first and the second number of each pair in `data`.
 
+    >>> [numbers.tolist() for numbers in pairs(packed(np.array([3, 40, 5, 60])))]
+    [[3, 5], [40, 60]]
+
     Raises:
         ValueError: the last pair is cut off.
     """

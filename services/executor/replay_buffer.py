@@ -10,7 +10,14 @@ REPLAY_BYTES = 128 * 1024 * 1024
 
 
 class ReplayBuffer:
-    """Encoded step outputs of one term, in step order without gaps. The oldest are dropped when the buffer is full."""
+    """Encoded step outputs of one term, in step order without gaps. The oldest are dropped when the buffer is full.
+
+    >>> buffer = ReplayBuffer(steps=2)
+    >>> for step in range(3):
+    ...     buffer.append(1, step, b"step %d" % step)
+    >>> buffer.since(1, first=0, last=2)
+    [b'step 1', b'step 2']
+    """
 
     def __init__(self, steps: int = RING_STEPS, size: int = REPLAY_BYTES) -> None:
         self._steps, self._size = steps, size

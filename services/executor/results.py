@@ -1,4 +1,4 @@
-"""What the step loop reports to the service: results, one by one, and counters."""
+"""The reports of the step loop to the service: results, one by one, and counters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ class Counters:
     steps: int = 0
     """Steps that have ended."""
     rows: int = 0
-    """Rows of these steps."""
+    """Rows of the steps that have ended."""
     tokens: int = 0
-    """Token positions of these steps, which budgets count."""
+    """Token positions of the steps that have ended, which budgets count."""
     prefilled: int = 0
-    """Those of rows that compute more than one position, as a prompt does."""
+    """Token positions of rows that compute more than one, as a prompt does."""
     sampled: int = 0
     """Tokens that were sampled, or forced by grammars, and reported."""
     num_slots: int = 0
@@ -60,7 +60,7 @@ class StepMetrics:
         self.lease_left = Histogram(table.LEASE_LEFT)
 
     def samples(self, counters: Counters) -> Iterator[Sample]:
-        """Yields these figures and those of the counters."""
+        """Yields the figures of the steps and of the counters."""
         yield table.STEPS.sample(counters.steps)
         yield table.STEP_TIME.sample(self.duration)
         yield table.STEP_TOKENS.sample(self.size)

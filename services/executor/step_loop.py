@@ -10,7 +10,6 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.devices.protocol import Device, Edits
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.grammar_opener import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
@@ -18,6 +17,7 @@ from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.packed_columns import column, entries
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.slot_table import PlanViolation, SlotTable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
@@ -29,12 +29,12 @@ _NO_TOKEN = pack([NO_TOKEN])
 
 
 class _Sampling(NamedTuple):
-    """How the tokens of a slot are sampled; a fork inherits it."""
+    """Sampling parameters of a slot, which a fork inherits."""
 
     record: Record
     stop_ids: list[int]
     edits: Edits | None
-    """Without the sequence's tokens."""
+    """Edits of the logits, without the tokens of the sequence."""
 
 
 class StepLoop:
@@ -62,7 +62,7 @@ class StepLoop:
         emit: Callable[[StepResult | PlanRefused], None],
         grammars: Opener | None = None,
     ) -> None:
-        """`grammars` opens those of sequences that have one; None: there are no such sequences."""
+        """`grammars` opens the grammars of sequences; None: no sequence has one."""
         self._device = device
         self._grammars = grammars
         self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready
@@ -85,7 +85,7 @@ class StepLoop:
 
     @property
     def overdue(self) -> bool:
-        """See `InFlightSteps.overdue`."""
+        """Whether a step takes much longer than expected."""
         return self._in_flight.overdue
 
     def run(self) -> None:

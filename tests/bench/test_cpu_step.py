@@ -8,7 +8,7 @@ import pytest
 from pagewire.bench import cpu_step
 
 
-@pytest.mark.parametrize("other", ["plain", "transformers", "int8-kv"])
+@pytest.mark.parametrize("other", ["transformers", "int8-kv"])
 def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str) -> None:
     output = tmp_path / "steps.json"
     flags = ["--models", "nano", "--rows", "1", "3", "--contexts", "20", "--seconds", "0", "--threads", "1"]

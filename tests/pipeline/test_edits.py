@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pagewire import SamplingParams
-from pagewire.kernels.cpu import build
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.pipeline import running
@@ -99,15 +98,8 @@ def prompts(name: str) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-async def test_greedy_tokens_follow_the_edited_logits(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+async def test_greedy_tokens_follow_the_edited_logits() -> None:
     """Also for sequences that are preempted and computed again, which a pool of these few blocks makes sure of."""
-    if not compiled:
-
-        def unbuilt() -> Any:
-            raise build.NotBuilt("as on a machine without a compiler")
-
-        monkeypatch.setattr(build, "load", unbuilt)
     folder = checkpoint(FOLDER)
     settings = Settings(
         model=str(folder), dtype="float32", num_kv_blocks=20, block_size=4, max_model_len=70, log_level="error"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key, uniforms
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import Result
 from pagewire.shared.settings.config import Settings
@@ -23,6 +23,7 @@ from tests.support.beam import EOS_ID, transformers_beams
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.distribution import Case, Float64, edited, exact
 from tests.support.interpreted import interpreted
+from tests.support.philox import uniforms
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio

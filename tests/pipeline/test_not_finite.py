@@ -3,13 +3,11 @@
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from pagewire import SamplingParams
-from pagewire.kernels.cpu import build
 from pagewire.shared.errors import Internal
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -31,16 +29,7 @@ def broken(tmp_path: Path) -> Path:
     return folder
 
 
-def unbuilt() -> Any:
-    raise build.NotBuilt("as on a machine without a compiler")
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-async def test_only_requests_with_logits_that_are_not_finite_fail(
-    broken: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(build, "load", unbuilt)
+async def test_only_requests_with_logits_that_are_not_finite_fail(broken: Path) -> None:
     settings = Settings(model=str(broken), dtype="float32", num_kv_blocks=24, log_level="error")
     prompts = [[5 + i] * (4 + 3 * i) for i in range(3)]
     greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)

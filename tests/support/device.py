@@ -14,7 +14,6 @@ from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBack
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, Done
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.models.config_json import DtypeSetting
@@ -23,6 +22,7 @@ from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
+from tests.support.reference import ReferenceBackend
 
 BLOCK_SIZE = 8
 SLOTS = 8
@@ -71,7 +71,7 @@ class Driver:
         folder: Path,
         dtype: DtypeSetting = "float32",
         *,
-        compiled: bool,
+        compiled: bool = True,
         block_size: int = BLOCK_SIZE,
         threads: int = 1,
         packed: bool = False,
@@ -98,7 +98,7 @@ class Driver:
                 self.compiled = CompiledLM(self.model, self.kernels, CONTEXT)
             backend = CompiledBackend(self.kernels, spec, capacity, stored)
         else:
-            backend = PyTorchBackend(spec, capacity, stored)
+            backend = ReferenceBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)
         self.device = CpuDevice(self._recorder, capacity, backend, cores)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()

@@ -6,17 +6,19 @@
 #include "kernels.hpp"
 #include "vector.hpp"
 
+// The weights of one layer.
 struct Layer {
-    Norm attention_in, attention_out, mlp_in, mlp_out, q_norm, k_norm;  // all but one or two may be without weights
+    Norm attention_in, attention_out, mlp_in, mlp_out, q_norm, k_norm;  // a norm without weights does not take place
     Matrix qkv, o, up, down;
     const Experts* experts;  // in place of `up` and `down`, or null
     const float* table;      // cosines and sines by position; null: heads are not rotated
     int64_t rotated;         // numbers of a head that are rotated
-    int64_t window;          // see `AttentionShape`
+    int64_t window;          // as in `AttentionShape`
     int64_t group;           // index of the batch with its block tables
     double scale, soft_cap;
 };
 
+// The weights and settings of a model.
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
@@ -25,13 +27,13 @@ struct Decoder {
     Norm norm;                 // follows the last layer
     double eps, embedding_scale;
     int64_t parallel;  // whether attention and feed-forward layer read the same hidden states
-    int64_t together;  // whether q_norm and k_norm are of all heads as one
+    int64_t together;  // whether q_norm and k_norm normalise all heads as one vector
     int64_t gated, activation;
-    int64_t dtype, threads;  // `dtype` applies to the KV
+    int64_t dtype, threads;  // `Kind` of the KV pool; maximum threads
 };
 
 struct Pool {
-    void *keys, *values;  // KV of one layer
+    void *keys, *values;  // KV pool of one layer
 };
 
 namespace {

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr int64_t FEW = 1 << 14;  // numbers below which starting a helper thread takes longer than the work
-
 template <typename T>
 void copy_row(const Weights& table, int64_t id, float* out) {
     const T* row = (const T*)table.panels + id * table.inputs;
@@ -52,7 +50,7 @@ extern "C" {
 
 void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads) {
     CopyRow copy = copier(table->kind);
-    parallel(rows, FEW / table->inputs, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows, SERIAL_NUMBERS / table->inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) copy(*table, ids[i], out + i * table->inputs);
     });
 }

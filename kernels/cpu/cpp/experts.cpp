@@ -13,13 +13,14 @@
 
 namespace {
 
+// A token of an expert, and the weight of the expert's result.
 struct Choice {
     int64_t token;
     float weight;
 };
 
-// Turns a token's router logits [count] into probabilities and appends the token to the lists of its experts. Of equal
-// ones, the first is chosen.
+// Turns a token's router logits [count] into probabilities and appends the token to the lists of its experts. Of experts
+// with equal logits the first is chosen.
 void choose(const Experts& experts, float* logits, int64_t token, std::vector<std::vector<Choice>>& lists) {
     float most = *std::max_element(logits, logits + experts.count), total = 0;
     for (int64_t i = 0; i < experts.count; i++) total += logits[i] = std::exp(logits[i] - most);
@@ -37,7 +38,7 @@ void choose(const Experts& experts, float* logits, int64_t token, std::vector<st
 
 // Adds each row, times the weight of its choice, to the token's row of `out`.
 void scatter(const std::vector<Choice>& choices, const float* rows, float* out, int64_t width, int threads) {
-    parallel(choices.size(), 1 + (1 << 14) / width, threads, [&](int64_t begin, int64_t end) {
+    parallel(choices.size(), 1 + SERIAL_NUMBERS / width, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
             float* to = out + choices[i].token * width;
             for (int64_t j = 0; j < width; j += LANES) {

@@ -25,32 +25,33 @@ inline auto load_weights(const Bf16* p) {
     return std::pair((Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000));
 }
 
-constexpr int64_t TOGETHER = 8;  // inputs whose weights are prefetched together, but with few rows
+constexpr int64_t PREFETCHED_INPUTS = 8;  // inputs whose weights are prefetched at a time; with few rows it is one
 
-struct Paces {
-    Pace few, many;  // by rows
+struct PrefetchPlans {
+    PrefetchPlan few, many;  // plans for tiles of few rows, and of many
 
-    Paces(int64_t bytes, int64_t inputs, int64_t parts)
-        : few(bytes, inputs, parts, AHEAD), many(bytes, (inputs + TOGETHER - 1) / TOGETHER, parts, AHEAD) {}
+    PrefetchPlans(int64_t bytes, int64_t inputs, int64_t parts)
+        : few(bytes, inputs, parts, PREFETCH_BYTES),
+          many(bytes, (inputs + PREFETCHED_INPUTS - 1) / PREFETCHED_INPUTS, parts, PREFETCH_BYTES) {}
 };
 
 // Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers. `inputs` counts pairs if X
 // is a pair, here and below. Inlined, because with few inputs a call takes a tenth of a tile.
 template <typename X, typename W, typename Target, size_t... M>
-INLINED inline void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, const Paces& paces,
+INLINED inline void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, const PrefetchPlans& plans,
                              Target& target, std::index_sequence<M...> rows) {
-    constexpr bool FEW = sizeof...(M) <= 4;
+    constexpr bool FEW_ROWS = sizeof...(M) <= 4;
     const W* panel = panels + tile.panel * inputs * PANEL;
-    Ahead ahead(tile, panels, FEW ? paces.few : paces.many);
+    Prefetcher ahead(tile, panels, FEW_ROWS ? plans.few : plans.many);
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     auto step = [&] INLINED {
         auto [l, r] = load_weights(panel);
         ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
         x++, panel += PANEL;
     };
-    if constexpr (FEW) ahead.each_step<PANEL * sizeof(W)>(step);
+    if constexpr (FEW_ROWS) ahead.each_step<PANEL * sizeof(W)>(step);
     else for (int64_t k = 0; k < inputs; k++) {
-        if (k % TOGETHER == 0) ahead.step();
+        if (k % PREFETCHED_INPUTS == 0) ahead.step();
         step();
     }
     finish(tile, left, right, target, rows);
@@ -58,17 +59,17 @@ INLINED inline void multiply(const Tile& tile, const X* x, const W* panels, int6
 
 template <int M = ROWS, typename X, typename W, typename Target>
 INLINED inline void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panels, int64_t inputs,
-                                  const Paces& paces, Target& target) {
-    if (rows == M) return multiply(tile, x, panels, inputs, paces, target, std::make_index_sequence<M>());
-    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panels, inputs, paces, target);
+                                  const PrefetchPlans& plans, Target& target) {
+    if (rows == M) return multiply(tile, x, panels, inputs, plans, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panels, inputs, plans, target);
 }
 
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
     int64_t bytes = inputs * PANEL * sizeof(W);
-    Paces paces(bytes, inputs, (rows + ROWS - 1) / ROWS);
-    for_tiles(weights, rows, ROWS, CACHED / bytes, target, threads, [&](const Tile& tile, int64_t count) {
-        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels, inputs, paces, target);
+    PrefetchPlans plans(bytes, inputs, (rows + ROWS - 1) / ROWS);
+    for_tiles(weights, rows, ROWS, CACHED_BYTES / bytes, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels, inputs, plans, target);
     });
 }
 
@@ -78,7 +79,7 @@ void multiply_bf16(const float* x, const Weights& weights, Target& target, int64
 #if defined(__AVX512BF16__)
     int64_t padded = (inputs + DEPTH - 1) / DEPTH * DEPTH, pairs = padded / 2;
     std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
-    parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows, SERIAL_NUMBERS / inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++)
             for (int64_t k = 0; k < padded; k += LANES)
                 store((Bf16*)&rounded[row * pairs] + k, load_some(x + row * inputs + k, std::max<int64_t>(inputs - k, 0)));

@@ -43,7 +43,7 @@ inline Int add_product(Int sum, Int16Pair x, Int16Pairs y) {
 #endif
 }
 
-// Returns up to which integer factors may be rounded, so that a sum of `count` products fits 32 bits.
+// Returns the largest integer to which factors may be rounded so that a sum of `count` products fits 32 bits.
 inline int32_t steps(int64_t count) {
     constexpr int64_t MOST = std::numeric_limits<int16_t>::max(), ROOM = std::numeric_limits<int32_t>::max();
     return std::min(MOST, ROOM / (128 * count));

@@ -1,4 +1,4 @@
-// Matrix products with weights as unsigned integers of 4, 5, 6 or 8 bits: see `pagewire`'s `IntegerWeights`.
+// Matrix products with weights as unsigned integers of 4, 5, 6 or 8 bits, Python's `IntegerWeights`.
 //
 // Each row is rounded to int8 in chunks of 32 inputs with a scale of their own. A panel stores its outputs chunk by chunk
 // in quads, 4 inputs of each output side by side, because instructions add up 4 products at a time. The sum of a chunk's
@@ -9,13 +9,14 @@
 #include "product.hpp"
 #include "rounding.hpp"
 
-constexpr int CHUNK = 32, QUADS = CHUNK / 4;
-constexpr int HALF = 16;             // inputs of the smallest group
-constexpr int QUAD = 4 * LANES;      // bytes of a register of quads
-constexpr int CODES_AHEAD = AHEAD / 2, NUMBERS_AHEAD = AHEAD / 8;  // prefetch distances, bytes
+constexpr int CHUNK = 32, QUADS = CHUNK / 4;  // inputs and quads of a chunk
+constexpr int HALF = 16;                      // inputs of the smallest group
+constexpr int QUAD = 4 * LANES;               // bytes of a register of quads
+// Bytes between the prefetch of codes, of scales and minima, and their use.
+constexpr int CODES_PREFETCH = PREFETCH_BYTES / 2, NUMBERS_PREFETCH = PREFETCH_BYTES / 8;
 
 #if defined(__AVX512F__)
-constexpr int INT_ROWS = 6;  // of a tile: 12 sums of floats and 12 of integers in 32 registers
+constexpr int INT_ROWS = 6;  // rows of a tile: 12 sums of floats and 12 of integers in 32 registers
 #elif defined(__AVX2__)
 constexpr int INT_ROWS = 3;
 #else
@@ -24,44 +25,44 @@ constexpr int INT_ROWS = 2;
 
 typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
 
-// What belongs to a chunk of a row in int8.
-struct Factors {
-    float scale;
-    int32_t sums[2];  // of the codes of each half
-    float sum;        // of all codes, times the scale
+// Scale and sums of a row's chunk in int8.
+struct ChunkFactors {
+    float scale;      // number = scale * code
+    int32_t sums[2];  // sum of the codes of each half
+    float sum;        // sum of all codes, times the scale
 };
 
-// Rows in int8.
-struct Rounded {
+// Rows of inputs in int8.
+struct RoundedRows {
     int64_t chunks;
     std::unique_ptr<int8_t[]> codes;     // [rows, chunks, CHUNK]
-    std::unique_ptr<Factors[]> factors;  // [rows, chunks]
+    std::unique_ptr<ChunkFactors[]> factors;  // [rows, chunks]
 };
 
 // Rounds `count` numbers, at most a chunk, to 127 steps on each side.
-inline void round_chunk(const float* x, int64_t count, int8_t* codes, Factors& factors) {
+inline void round_chunk(const float* x, int64_t count, int8_t* codes, ChunkFactors& factors) {
     Vec parts[CHUNK / LANES];
     Int most = {};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
         parts[i] = load_some(x + i * LANES, std::max<int64_t>(count - i * LANES, 0));
         most = larger_magnitudes(most, parts[i]);
     }
-    Rounding how = rounding(most, 127);
-    factors = {how.scale, {}, 0};
+    Rounding integers = rounding(most, 127);
+    factors = {integers.scale, {}, 0};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
-        Int whole = nearest(how.factor ? parts[i] * how.factor : Vec{});  // infinity times 0 is NaN
+        Int whole = nearest(integers.factor ? parts[i] * integers.factor : Vec{});  // infinity times 0 is NaN
         Int8 narrow = __builtin_convertvector(whole, Int8);
         std::memcpy(codes + i * LANES, &narrow, sizeof narrow);
         for (int j = 0; j < LANES; j++) factors.sums[i * LANES / HALF] += whole[j];
     }
-    factors.sum = how.scale * (factors.sums[0] + factors.sums[1]);
+    factors.sum = integers.scale * (factors.sums[0] + factors.sums[1]);
 }
 
-inline Rounded round_rows(const float* x, int64_t rows, int64_t inputs, int threads) {
+inline RoundedRows round_rows(const float* x, int64_t rows, int64_t inputs, int threads) {
     int64_t chunks = (inputs + CHUNK - 1) / CHUNK, total = rows * chunks;
-    Rounded out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]),
-                   std::unique_ptr<Factors[]>(new Factors[total])};
-    parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
+    RoundedRows out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]),
+                   std::unique_ptr<ChunkFactors[]>(new ChunkFactors[total])};
+    parallel(rows, SERIAL_NUMBERS / inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin * chunks; at < end * chunks; at++) {
             int64_t k = at % chunks * CHUNK;
             round_chunk(x + at / chunks * inputs + k, std::min<int64_t>(CHUNK, inputs - k), &out.codes[at * CHUNK],
@@ -99,8 +100,8 @@ inline Int add_quads(Int sum, Bytes codes, int32_t x) {
 #endif
 }
 
-// The codes of a chunk in a panel. Codes of 4 to 6 bits are nibbles, of two quads in a byte, then what is above them, of
-// as many quads as fit in a byte. The registers of the panel's halves alternate.
+// The codes of a chunk in a panel. Codes of 4 to 6 bits are stored as nibbles, two quads in a byte, followed by their
+// higher bits, as many quads in a byte as fit. The registers of the panel's halves alternate.
 template <int BITS>
 struct Codes {
     static constexpr int HIGH = BITS == 8 ? 0 : BITS - 4, TOGETHER = HIGH ? 8 / HIGH : QUADS;
@@ -134,25 +135,25 @@ struct Codes {
     }
 };
 
-// Which inputs of a chunk a sum is of.
+// The inputs of a chunk that a sum includes: all, or one half.
 enum Span { ALL, FIRST, SECOND };
 
-// Sums the codes of a span.
-inline int32_t sum_of(const Factors& factors, Span span) {
+// Returns the sum of a span's codes.
+inline int32_t sum_of(const ChunkFactors& factors, Span span) {
     return span == ALL ? factors.sums[0] + factors.sums[1] : factors.sums[span == SECOND];
 }
 
-// The sum of a span's codes times the scale.
-inline float scaled_sum_of(const Factors& factors, Span span) {
+// Returns the sum of a span's codes, times the scale.
+inline float scaled_sum_of(const ChunkFactors& factors, Span span) {
     return span == ALL ? factors.sum : factors.scale * sum_of(factors, span);
 }
 
-// The scales or minima of a panel, of one group after the other.
-struct Numbers {
+// Reads the scales or minima of a panel, of one group after the other.
+struct GroupNumbers {
     const Scales& stored;
-    Vec now[2] = {}, steps[2];
+    Vec now[2] = {}, steps[2];  // numbers and steps of both halves
 
-    // Takes those of a group, counted from the first panel on. A multiple of a step is exact.
+    // Reads the numbers of a group, counted from the first panel on, into `now`. A multiple of a step is exact.
     INLINED void take(int64_t group) {
         if (stored.dtype == F32) return read<float>(stored.numbers, group, now);
         if (stored.dtype == F16) return read<Fp16>(stored.numbers, group, now);
@@ -166,15 +167,15 @@ struct Numbers {
     INLINED static void read(const void* numbers, int64_t row, Vec* both) {
         const T* first = (const T*)numbers + row * PANEL;
         for (size_t line = 0; line < PANEL * sizeof(T); line += 64)
-            __builtin_prefetch((const char*)first + NUMBERS_AHEAD + line);
+            __builtin_prefetch((const char*)first + NUMBERS_PREFETCH + line);
         for (int half = 0; half < 2; half++) both[half] = load(first + half * LANES);
     }
 };
 
-// The scales and minima of one panel.
+// The scales and minima of one panel, group by group.
 struct Groups {
-    int64_t group;  // the next one
-    Numbers scales, minima;
+    int64_t group;  // index of the next group
+    GroupNumbers scales, minima;
 
     Groups(const Weights& weights, int64_t panel)
         : group(panel * ((weights.inputs + weights.group - 1) / weights.group)), scales{weights.scales},
@@ -189,13 +190,13 @@ struct Groups {
 
 // Multiplies the rows M of a tile; writes the sums of both halves.
 template <int BITS, size_t... M>
-[[gnu::noinline]] void multiply_integers(const Rounded& x, const Tile& tile, const Weights& weights, const Pace& pace,
-                                         Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
+[[gnu::noinline]] void multiply_integers(const RoundedRows& x, const Tile& tile, const Weights& weights,
+                                         const PrefetchPlan& plan, Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
     int64_t chunks = x.chunks;
-    const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * pace.bytes;
+    const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * plan.bytes;
     const int8_t* rounded = &x.codes[tile.row * chunks * CHUNK];
-    const Factors* factors = &x.factors[tile.row * chunks];
-    Ahead ahead(tile, weights.panels, pace);
+    const ChunkFactors* factors = &x.factors[tile.row * chunks];
+    Prefetcher ahead(tile, weights.panels, plan);
     bool split = weights.group == HALF, least = weights.minima.numbers;
     int64_t until = 0;  // the chunk at which the next group begins
     int32_t zero = weights.zero;
@@ -237,21 +238,21 @@ template <int BITS, size_t... M>
 }
 
 template <int BITS, int M = INT_ROWS, typename Target>
-void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, const Pace& pace,
-                           Target& target) {
+void multiply_integer_rows(int64_t count, const Tile& tile, const RoundedRows& x, const Weights& weights,
+                           const PrefetchPlan& plan, Target& target) {
     if (count == M) {
         Vec left[M], right[M];
         constexpr auto rows = std::make_index_sequence<M>();
-        multiply_integers<BITS>(x, tile, weights, pace, left, right, rows);
+        multiply_integers<BITS>(x, tile, weights, plan, left, right, rows);
         return finish(tile, left, right, target, rows);
     }
-    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, pace, target);
+    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, plan, target);
 }
 
 template <int BITS, typename Target>
-void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
-    Pace pace(x.chunks * Codes<BITS>::SIZE, x.chunks, (rows + INT_ROWS - 1) / INT_ROWS, CODES_AHEAD);
-    for_tiles(weights, rows, INT_ROWS, CACHED / pace.bytes, target, threads, [&](const Tile& tile, int64_t count) {
-        multiply_integer_rows<BITS>(count, tile, x, weights, pace, target);
+void multiply_integers(const RoundedRows& x, const Weights& weights, Target& target, int64_t rows, int threads) {
+    PrefetchPlan plan(x.chunks * Codes<BITS>::SIZE, x.chunks, (rows + INT_ROWS - 1) / INT_ROWS, CODES_PREFETCH);
+    for_tiles(weights, rows, INT_ROWS, CACHED_BYTES / plan.bytes, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_integer_rows<BITS>(count, tile, x, weights, plan, target);
     });
 }

@@ -3,7 +3,7 @@
 // The keys of a block are stored dimension by dimension, so that a register holds one dimension of as many keys as it
 // has lanes; values are stored key by key. Where a product multiplies pairs of numbers, keys are stored by two dimensions
 // and values by two keys. In int8 the keys of a block and head are followed by the scales of its keys and then of its
-// values, in float32: one of each per token, which is written once.
+// values, in float32: two scales per token, which are written once.
 #pragma once
 
 #include "int8_pairs.hpp"
@@ -14,10 +14,10 @@
 template <typename T>
 struct Element {
     using Stored = T;       // type of its numbers
-    using Factor = float;   // type of the other factor
-    using Rounded = float;  // type of the other factor's numbers
+    using Factor = float;   // type of what it is multiplied with
+    using Rounded = float;  // type of the factor's numbers
     using Sum = Vec;        // type of sums of products
-    static constexpr int64_t NUMBERS = 1;
+    static constexpr int64_t NUMBERS = 1;  // numbers of an element
     static constexpr bool SCALED = false;  // whether numbers have scales
 };
 
@@ -84,8 +84,8 @@ public:
             std::memcpy(key_scales(key_block) + at, &of_key.scale, sizeof(float));  // may be unaligned
             std::memcpy(value_scales(key_block) + at, &of_value.scale, sizeof(float));
         }
-        auto put = [](Stored* p, Vec x, const Rounding& how) {
-            if constexpr (SCALED) x *= how.factor;
+        auto put = [](Stored* p, Vec x, const Rounding& integers) {
+            if constexpr (SCALED) x *= integers.factor;
             store(p, x);
         };
         for (int64_t j = 0; j < shape.dim; j += LANES) {

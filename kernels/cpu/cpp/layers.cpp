@@ -6,8 +6,6 @@
 #include "parallel.hpp"
 #include "vector.hpp"
 
-constexpr int64_t FEW = 1 << 14;  // numbers below which starting a helper thread takes longer than the work
-
 // LayerNorm of a row with this mean. The deviations are squared in a pass of their own: the difference of two large sums
 // would lose the variance.
 static void center(const float* x, float* out, float mean, Norm norm, float eps, int64_t width) {
@@ -31,7 +29,7 @@ static void center(const float* x, float* out, float mean, Norm norm, float eps,
 
 template <typename Function>
 static void activate(const float* x, float* out, Function function, bool gated, int64_t rows, int64_t width, int threads) {
-    parallel(rows, FEW / width, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows, SERIAL_NUMBERS / width, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
             const float *in = x + i * width * (gated ? 2 : 1), *up = in + width;
             for (int64_t j = 0; j < width; j += LANES) {
@@ -56,7 +54,7 @@ static Vec gelu(Vec x) {
     p = p * t + 1.421413741f;
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
-    Vec beyond = 0.5f * p * t * exponential(-size * size);  // of the normal distribution, beyond |x|
+    Vec beyond = 0.5f * p * t * exponential(-size * size);  // share of the normal distribution beyond |x|
     return x * (x < 0.0f ? beyond : 1.0f - beyond);
 }
 
@@ -68,7 +66,7 @@ extern "C" {
 // is a bias. A `delta`, contiguous [rows, count, width] or null, is added to x first.
 void normalize(float* x, int64_t stride, const float* delta, Norm norm, float eps, float* out, int64_t out_stride,
                int64_t rows, int64_t count, int64_t width, int threads) {
-    parallel(rows * count, FEW / width, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows * count, SERIAL_NUMBERS / width, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
             float *in = x + i / count * stride + i % count * width, *to = out + i / count * out_stride + i % count * width;
             Vec squares = {}, sums = {};
@@ -91,7 +89,7 @@ void normalize(float* x, int64_t stride, const float* delta, Norm norm, float ep
 
 // Adds `delta` [rows, width] to x, both contiguous.
 void add(float* x, const float* delta, int64_t rows, int64_t width, int threads) {
-    parallel(rows, FEW / width, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows, SERIAL_NUMBERS / width, threads, [&](int64_t begin, int64_t end) {
         for (int64_t j = begin * width, last = end * width; j < last; j += LANES)
             store_some(x + j, load_some(x + j, last - j) + load_some(delta + j, last - j), last - j);
     });
@@ -102,7 +100,7 @@ void add(float* x, const float* delta, int64_t rows, int64_t width, int threads)
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
             int64_t dim, int64_t rotated, int threads) {
     int64_t half = rotated / 2;
-    parallel(rows * heads, FEW / dim, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows * heads, SERIAL_NUMBERS / dim, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
             float *left = x + i / heads * stride + i % heads * dim, *right = left + half;
             const float *cosines = table + positions[i / heads] * rotated, *sines = cosines + half;

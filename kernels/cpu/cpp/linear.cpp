@@ -13,7 +13,7 @@ void multiply_into(Target& target, const float* x, const Weights& weights, int64
     case F16: return multiply_floats<Fp16>(x, weights.inputs, weights, target, rows, threads);
     case BF16: return multiply_bf16(x, weights, target, rows, threads);
     }
-    Rounded rounded = round_rows(x, rows, weights.inputs, threads);
+    RoundedRows rounded = round_rows(x, rows, weights.inputs, threads);
     switch (weights.kind) {
     case INT4: return multiply_integers<4>(rounded, weights, target, rows, threads);
     case INT5: return multiply_integers<5>(rounded, weights, target, rows, threads);
@@ -40,14 +40,14 @@ int64_t tiled() {
 
 void linear(const float* x, const Weights* parts, int64_t count, float* out, int64_t rows, int64_t stride, int threads) {
     for (int64_t i = 0; i < count; out += parts[i++].outputs) {
-        Whole target = {out, stride};
+        AllOutputs target = {out, stride};
         multiply_into(target, x, parts[i], rows, threads);
     }
 }
 
 // Finds the largest output of each row, like `sample` at temperature 0; `NOT_FINITE` if there is none.
 void linear_argmax(const float* x, const Weights* weights, int64_t* at, int64_t rows, int threads) {
-    Largest target(rows);
+    LargestOutput target(rows);
     multiply_into(target, x, *weights, rows, threads);
     for (int64_t row = 0; row < rows; row++) at[row] = target.at(row);
 }

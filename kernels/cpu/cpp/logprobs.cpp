@@ -1,4 +1,4 @@
-// What is reported of sampled tokens: their log-probabilities, ranks, and the likeliest tokens beside them.
+// Reports on sampled tokens: their log-probabilities, ranks, and the likeliest tokens beside them.
 
 #include <algorithm>
 #include <cmath>
@@ -33,12 +33,12 @@ double weight(const float* x, int64_t count, float peak) {
     return total;
 }
 
-// Returns how many of x [count] are at least `bound`.
+// Returns how many numbers of x [count] are at least `bound`.
 int64_t rank(const float* x, int64_t count, float bound) {
-    Int found = {};
-    each(x, count, [&](Vec v) { found -= v >= bound; });  // true is -1
+    Int reached = {};
+    each(x, count, [&](Vec v) { reached -= v >= bound; });  // true is -1
     int64_t total = 0;
-    for (int l = 0; l < LANES; l++) total += found[l];
+    for (int l = 0; l < LANES; l++) total += reached[l];
     return std::min(total, count);  // the padding is at least a bound of -infinity
 }
 

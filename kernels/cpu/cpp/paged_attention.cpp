@@ -21,21 +21,21 @@
 
 namespace {
 
-constexpr int64_t TILE = 48;        // approximate queries of a tile, which share loads
-constexpr int64_t PIECE = 256;      // approximate keys of a piece, which is whole blocks
-constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
-constexpr int FEW = ROWS / 2;       // maximum queries for which memory bandwidth is the limit
-constexpr int64_t CACHE_LINE = 64;
+constexpr int64_t TILE_QUERIES = 48;   // approximate queries of a tile, which share loads
+constexpr int64_t PIECE_KEYS = 256;   // approximate keys of a piece, which is whole blocks
+constexpr int FEW_QUERIES = ROWS / 2;  // maximum queries for which memory bandwidth is the limit
+constexpr int64_t CACHE_LINE = 64;   // bytes
 
-// Blocks are scattered, so that hardware prefetchers cannot predict the next one. The kernel prefetches so many blocks
-// ahead, into the level 2 cache, which can wait for more lines at a time than the level 1 cache.
-constexpr int64_t AHEAD = 4;
+// Number of blocks that the kernel prefetches ahead, because hardware prefetchers cannot predict the next one of scattered
+// blocks. They go into the level 2 cache, which can wait for more lines at a time than the level 1 cache.
+constexpr int64_t BLOCKS_AHEAD = 4;
 constexpr int LEVEL_2 = 2;
 
+// Queries of a row that read the same blocks.
 struct Tile {
-    const int64_t* blocks;
+    const int64_t* blocks;                 // block table of the row
     int64_t token, position, count;  // index of the first query's token in the batch, its position, number of queries
-    int64_t first_piece, pieces;
+    int64_t first_piece, pieces;           // index of the first piece that a query sees, number of pieces
 };
 
 // A piece of a tile's context, for one KV head.
@@ -57,8 +57,8 @@ public:
     Attention(const Batch& batch, const AttentionShape& shape, const Inputs& in, T* keys, T* values)
         : batch(batch), shape(shape), in(in), pool(shape, keys, values), group(shape.heads / shape.kv_heads),
           dims(pool.dims), padded(pool.padded), bounded(shape.window || shape.chunk), lines((shape.block_size + LANES - 1) / LANES),
-          piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
-        int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
+          piece_blocks(std::max<int64_t>(1, PIECE_KEYS / shape.block_size)), columns(piece_blocks * lines * LANES) {
+        int64_t most = std::max<int64_t>(1, TILE_QUERIES / group), token = 0;
         for (int64_t row = 0; row < batch.rows; row++)
             for (int64_t done = 0; done < batch.query_lens[row]; done += most) {
                 int64_t position = batch.num_computed_tokens[row] + done;
@@ -82,7 +82,7 @@ public:
             }
         bool shared = units < 4 * shape.threads;  // too few to keep all threads busy
         Buffer store = allocate(shared ? parts.size() * partial_size() : 0);
-        int threads = work * PIECE * shape.heads * shape.dim > SMALL ? shape.threads : 1;
+        int threads = work * PIECE_KEYS * shape.heads * shape.dim > SERIAL_PRODUCTS ? shape.threads : 1;
         parallel(units, std::max<int64_t>(1, units / (4 * threads)), threads, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; i++) write(tiles[i / heads], i % heads);
         });
@@ -123,7 +123,7 @@ private:
             weight_scales = query_scales + of.widest;
             value_scales = weight_scales + of.widest;
             static thread_local std::vector<const T*> blocks;
-            blocks.resize(std::max<size_t>(blocks.size(), 2 * of.piece_blocks + AHEAD));
+            blocks.resize(std::max<size_t>(blocks.size(), 2 * of.piece_blocks + BLOCKS_AHEAD));
             reads = blocks.data();
         }
 
@@ -168,9 +168,9 @@ private:
         for (int64_t i = 0; i < tile.count * group; i++, query += dims) {
             const float* q = in.q + (tile.token + i / group) * in.q_stride + (head * group + i % group) * shape.dim;
             if constexpr (SCALED) {
-                Rounding how = rounding(q, shape.dim, steps(2 * dims));
-                scale = how.factor;
-                own.query_scales[i] = how.scale * (float)shape.scale;
+                Rounding integers = rounding(q, shape.dim, steps(2 * dims));
+                scale = integers.factor;
+                own.query_scales[i] = integers.scale * (float)shape.scale;
             }
             query[dims - 1] = {};
             for (int64_t j = 0; j < shape.dim; j += LANES)
@@ -196,7 +196,7 @@ private:
         return std::min(piece_blocks, last - first_block(part));
     }
 
-    // Lists the first `most` blocks that a part reads: all keys, then all values, then the last block repeated.
+    // Lists the first `most` blocks that a part reads: of all keys, then of all values, then the last block repeated.
     void list(const Part& part, int64_t most, const T** reads) const {
         int64_t first = first_block(part), count = count_blocks(part);
         for (int64_t i = 0; i < most; i++)
@@ -209,15 +209,15 @@ private:
         const Tile& tile = *part.tile;
         int64_t queries = tile.count * group, first = first_block(part), count = count_blocks(part);
         list(part, 2 * count, own.reads);
-        list(next, AHEAD, own.reads + 2 * count);
+        list(next, BLOCKS_AHEAD, own.reads + 2 * count);
         read_queries(tile, part.head, own);
         for (int64_t i = 0; i < queries; i += ROWS)
             score_rows(std::min<int64_t>(ROWS, queries - i), tile, first, count * lines, i, own);
         if constexpr (SCALED) read_value_scales(count, own);
         for (int64_t i = 0; i < queries; i++) softmax(i, count * lines * LANES, own, out);
-        for (int64_t i = 0; i < queries; i += FEW)
+        for (int64_t i = 0; i < queries; i += FEW_QUERIES)
             for (int64_t j = 0; j < padded;) {
-                int64_t rows = std::min<int64_t>(FEW, queries - i);
+                int64_t rows = std::min<int64_t>(FEW_QUERIES, queries - i);
                 float* sums = out.values + i * padded + j;
                 if (padded - j >= 4 * LANES) weigh_rows<4>(rows, tile, first, count, j, i, own, sums), j += 4 * LANES;
                 else if (padded - j >= 2 * LANES)
@@ -237,7 +237,7 @@ private:
         for (int n = 0; n < N; n++) {
             int64_t at = std::min(line + n, stop - 1), block = at / lines, skipped = at % lines * LANES;
             keys[n] = own.reads[block] + skipped;
-            next[n] = own.reads[block + AHEAD] + skipped;
+            next[n] = own.reads[block + BLOCKS_AHEAD] + skipped;
             scales[n] = pool.key_scales(own.reads[block]) + skipped;
             positions[n] = (first + block) * shape.block_size + skipped;
             counts[n] = std::min<int64_t>(LANES, shape.block_size - skipped);
@@ -246,7 +246,7 @@ private:
             const Factor* q = own.query + row * dims;
             for (int64_t d = 0; d < dims; d++, q++) {
                 Vector k[N];
-                if (M <= FEW && d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
+                if (M <= FEW_QUERIES && d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
                     for (int n = 0; n < N; n++) __builtin_prefetch(next[n] + d * shape.block_size, 0, LEVEL_2);
                 for (int n = 0; n < N; n++) k[n] = load_keys(keys[n] + d * shape.block_size, counts[n]);
                 UNROLLED for (int m = 0; m < M; m++)
@@ -258,7 +258,7 @@ private:
         Vec scores[M][N];
         if constexpr (SCALED) {
             for (int n = 0; n < N; n++) {
-                for (int64_t d = dims; M <= FEW && d < pool.key_rows; d++)
+                for (int64_t d = dims; M <= FEW_QUERIES && d < pool.key_rows; d++)
                     if (d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
                         __builtin_prefetch(next[n] + d * shape.block_size, 0, LEVEL_2);
                 Vec scale = load_some(scales[n], counts[n]);
@@ -293,7 +293,7 @@ private:
             if constexpr (M > 1) score_rows<M - 1>(rows, tile, first, stop, row, own);
             return;
         }
-        constexpr int N = M <= FEW ? 4 : 2;  // several independent sums hide the latency of an addition
+        constexpr int N = M <= FEW_QUERIES ? 4 : 2;  // several independent sums hide the latency of an addition
         for (int64_t line = 0; line < stop; line += N) score<M, N>(tile, first, line, stop, row, own);
     }
 
@@ -304,7 +304,7 @@ private:
                         shape.block_size * sizeof(float));
     }
 
-    // Replaces the scores of a query by what its values are multiplied with.
+    // Replaces the scores of a query by the factors of its values.
     void softmax(int64_t query, int64_t count, const Space& own, Partial& out) const {
         float *scores = own.scores + query * columns, &most = out.most[query], &total = out.total[query];
         if constexpr (SCALED)
@@ -321,7 +321,7 @@ private:
         Sum sums[M][N] = {};
         int64_t size = shape.block_size;
         for (int64_t block = 0; block < count; block++) {
-            const T *value = own.reads[count + block] + d, *next = own.reads[count + block + AHEAD] + d;
+            const T *value = own.reads[count + block] + d, *next = own.reads[count + block + BLOCKS_AHEAD] + d;
             const Factor* weight = (const Factor*)(own.scores + query * columns) + block * lines * (LANES / NUMBERS);
             auto multiply = [&](int64_t row, auto load_values) {
                 Vector v[N];
@@ -350,7 +350,7 @@ private:
             }
     }
 
-    template <int N, int M = FEW>
+    template <int N, int M = FEW_QUERIES>
     void weigh_rows(int64_t rows, const Tile& tile, int64_t first, int64_t count, int64_t d, int64_t query,
                     const Space& own, float* out) const {
         if (rows == M) return weigh<M, N>(tile, first, count, d, query, own, out);
@@ -362,13 +362,13 @@ private:
     const Inputs& in;
     KvPool<T> pool;
     int64_t group;         // query heads per KV head
-    int64_t dims, padded;  // of the pool
+    int64_t dims, padded;  // elements per key and per row of values in the pool
     bool bounded;          // whether a query does not see all earlier positions
     int64_t lines;         // registers for the keys of a block
-    int64_t piece_blocks, columns;
+    int64_t piece_blocks, columns;  // blocks of a piece, scores of a query in a piece
     std::vector<Tile> tiles;
     std::vector<Part> parts;  // ordered by tile, head and piece
-    int64_t widest = 0, work = 0;
+    int64_t widest = 0, work = 0;  // queries of the largest tile, pieces of all tiles times their tokens
 };
 
 }  // namespace

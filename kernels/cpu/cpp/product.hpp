@@ -1,6 +1,5 @@
-// What all matrix products share: how the outputs are cut into tiles and given to threads, and where results go.
-//
-// Outputs are cut into panels of two registers, so that one tile is a panel for some rows.
+// The frame of all matrix products: outputs are cut into panels of two registers, and panels into slices, which threads
+// take one by one. A tile is one panel for some rows. A target receives the results of tiles.
 #pragma once
 
 #include <algorithm>
@@ -14,45 +13,44 @@
 #include "parallel.hpp"
 #include "vector.hpp"
 
-constexpr int PANEL = 2 * LANES;
-constexpr int AHEAD = 8192;  // prefetch distance, bytes
-constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
-constexpr int64_t CACHED = 1 << 18;  // bytes of panels that are kept in the level 2 cache
-constexpr int64_t CHUNKS = 16, FEW_CHUNKS = 4;  // chunks of outputs per thread
-constexpr int64_t ROUNDED = 1 << 14;  // numbers below which starting a helper thread takes longer than rounding them
+constexpr int PANEL = 2 * LANES;           // outputs of a panel
+constexpr int PREFETCH_BYTES = 8192;                // bytes between a prefetch and the use
+constexpr int64_t CACHED_BYTES = 1 << 18;        // bytes of panels that stay in the level 2 cache
+constexpr int64_t SLICES = 16, MIN_SLICES = 4;  // slices per thread: at most, and at least for an even share
 
 // The outputs of one panel for some rows.
 struct Tile {
-    const float* bias;  // or null
-    int64_t row, first;
-    int64_t columns;  // number of outputs, at most PANEL
-    int64_t chunk;    // index of the tile's chunk
-    int64_t part, parts;  // rows are cut into `parts`; this is the tile of one of them
-    int64_t panel, next;  // `next` is loaded meanwhile: with several parts, the panel in the same place of the next run
+    const float* bias;    // bias of the panel's outputs, or null
+    int64_t row, first;   // first row and first output
+    int64_t columns;      // number of outputs, at most PANEL
+    int64_t slice;        // index of the tile's slice
+    int64_t part, parts;  // index and number of the parts into which the rows are cut
+    int64_t panel, next;  // index of the panel, and of the one to load meanwhile: the next panel, or with several parts
+                          // the panel in the same place of the next run
 };
 
-// How the tiles of a product prefetch. Divisions take as long as a short tile, so they are done once.
-struct Pace {
-    int64_t bytes, steps;  // of a panel
-    int64_t share;         // bytes of a step
+// The prefetching of a product's tiles. Divisions take as long as a short tile, so they are done once.
+struct PrefetchPlan {
+    int64_t bytes, steps;  // bytes of a panel, and the steps in which a tile goes through it
+    int64_t share;         // bytes that a step prefetches
     int64_t early;         // steps between a prefetch and the use, in a single part
 
-    Pace(int64_t bytes, int64_t steps, int64_t parts, int64_t distance)
+    PrefetchPlan(int64_t bytes, int64_t steps, int64_t parts, int64_t distance)
         : bytes(bytes), steps(steps), share(bytes / steps / parts), early(parts == 1 ? distance / share : 0) {}
 };
 
 // Loads weights into the cache before they are needed, earlier than hardware does. If several tiles need a panel, each of
 // them loads a share of the next one, because the first alone would wait for memory and the others use none. A share is
 // a run of memory, which hardware prefetchers continue.
-class Ahead {
+class Prefetcher {
 public:
-    Ahead(const Tile& tile, const void* panels, const Pace& pace)
-        : share(pace.share), steps(pace.steps), left(pace.steps), next((const char*)panels + tile.next * pace.bytes) {
+    Prefetcher(const Tile& tile, const void* panels, const PrefetchPlan& plan)
+        : share(plan.share), steps(plan.steps), left(plan.steps), next((const char*)panels + tile.next * plan.bytes) {
         if (tile.parts == 1) {
-            at = (const char*)panels + tile.panel * pace.bytes + pace.early * share;
-            if (pace.early < pace.steps) left -= pace.early;  // else all steps load what lies beyond a short panel
+            at = (const char*)panels + tile.panel * plan.bytes + plan.early * share;
+            if (plan.early < plan.steps) left -= plan.early;  // else all steps load what lies beyond a short panel
         } else {
-            at = next + tile.part * pace.steps * share;
+            at = next + tile.part * plan.steps * share;
         }
     }
 
@@ -62,8 +60,8 @@ public:
         at += share;
     }
 
-    // Calls `step` for each step, and loads BYTES before it. For steps that take so few instructions that counting those
-    // until the next panel, or a loop over lines, would take longer than their products.
+    // Calls `step` for each step, and loads BYTES before it: for short steps, whose products take less time than
+    // counting the steps until the next panel, or than a loop over lines.
     template <int64_t BYTES, typename Step>
     INLINED void each_step(const Step& step) {
         run<BYTES>(left, step);
@@ -80,12 +78,12 @@ private:
         }
     }
 
-    int64_t share, steps, left;  // bytes of a step, all steps, and those until the next panel
+    int64_t share, steps, left;  // bytes of a step, steps of a panel, and steps until the next panel
     const char *next, *at;
 };
 
-// Target that writes every output.
-struct Whole {
+// A target that writes every output.
+struct AllOutputs {
     float* out;
     int64_t stride;
 
@@ -107,22 +105,22 @@ struct Whole {
     float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * stride + tile.first; }
 };
 
-// The largest output, the first of equal ones. NaN counts as infinity.
+// The largest output of a row in a slice, the first of equal outputs. NaN counts as infinity.
 struct Peak {
     float most = -INFINITE;
     int64_t at = 0;
 };
 
-// Target that only keeps the largest output of each row and writes none.
-class Largest {
+// A target that only keeps the largest output of each row and writes none.
+class LargestOutput {
 public:
-    explicit Largest(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
+    explicit LargestOutput(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
         for (int64_t row = 0; row < rows; row++) bars[row] = -INFINITE;
     }
 
-    void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
+    void prepare(int64_t slices) { peaks.resize(rows * slices); }
 
-    // Nearly all outputs are less than an earlier one of the row, by any thread.
+    // Returns whether an output may be the largest: nearly all are less than an earlier one of the row, by any thread.
     bool wants(const Tile& tile, int64_t m, Vec left, Vec right) const {
         return !all_less(left, right, splat(bars[tile.row + m].load(std::memory_order_relaxed)));
     }
@@ -149,7 +147,7 @@ private:
     [[gnu::noinline]] void keep(const Tile& tile, int64_t m, Vec left, Vec right) {
         Vec both[] = {countable(left), countable(right)};
         float most = largest(larger(both[0], both[1]));
-        Peak& best = peaks[tile.chunk * rows + tile.row + m];
+        Peak& best = peaks[tile.slice * rows + tile.row + m];
         if (most <= best.most) return;
         int64_t i = 0;
         while (both[i / LANES][i % LANES] != most) i++;
@@ -162,7 +160,7 @@ private:
 
     int64_t rows;
     std::unique_ptr<std::atomic<float>[]> bars;  // lower bound of the largest output of each row so far
-    std::vector<Peak> peaks;  // [chunks, rows]
+    std::vector<Peak> peaks;  // [slices, rows]
 };
 
 // Gives the results of the rows M of a tile to the target.
@@ -177,44 +175,44 @@ INLINED inline void finish(const Tile& tile, Vec* left, Vec* right, Target& targ
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
-// Calls multiply(tile, count) for every panel and every `count` rows, at most `most`. As many panels as the cache
-// keeps, `together`, are a run: all parts of the rows use them before the next ones. A single part needs no panel twice,
-// so that its run is a whole chunk. Threads copy `multiply`, which may thus hold state of a thread.
+// Calls multiply(tile, count) for every panel and every `count` rows, at most `most`. A run is as many panels as the cache
+// keeps, `together`: all parts of the rows use them before the next run begins. A single part needs no panel twice, so
+// its run is a whole slice. Each thread copies `multiply`, which may hold the state of a thread.
 template <typename Target, typename Multiply>
 void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t together, Target& target, int threads,
                const Multiply& multiply) {
     int64_t panels = (weights.outputs + PANEL - 1) / PANEL, parts = (rows + most - 1) / most;
     int64_t size = weights.inputs * PANEL;
-    // Fewer where the threads would have too little to share.
-    int64_t most_run = std::min(together, panels * parts / (FEW_CHUNKS * threads));
+    // Runs are shorter where the threads would have too little to share.
+    int64_t most_run = std::min(together, panels * parts / (MIN_SLICES * threads));
     int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, most_run);
-    int64_t chunks = std::min((panels + run - 1) / run, CHUNKS * threads);
-    // Of rows, if there are too few outputs for threads to share them evenly.
-    int64_t groups = threads > 1 && chunks < FEW_CHUNKS * threads ? std::min(parts, CHUNKS * threads) : 1;
-    if (rows * panels * size < SMALL) threads = 1;
-    target.prepare(chunks);
+    int64_t slices = std::min((panels + run - 1) / run, SLICES * threads);
+    // Rows are divided into groups if there are too few outputs for threads to share them evenly.
+    int64_t groups = threads > 1 && slices < MIN_SLICES * threads ? std::min(parts, SLICES * threads) : 1;
+    if (rows * panels * size < SERIAL_PRODUCTS) threads = 1;
+    target.prepare(slices);
 
-    auto multiply_run = [&](Multiply& own, int64_t chunk, int64_t group, int64_t begin, int64_t end, int64_t next) {
+    auto multiply_run = [&](Multiply& own, int64_t slice, int64_t group, int64_t begin, int64_t end, int64_t next) {
         for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
                 const float* bias = weights.bias ? weights.bias + first : nullptr;
                 int64_t after = parts > 1 ? next + p - begin : p + 1 < end ? p + 1 : next;
-                own(Tile{bias, row, first, columns, chunk, part, parts, p, after}, count);
+                own(Tile{bias, row, first, columns, slice, part, parts, p, after}, count);
             }
         }
     };
-    parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
+    parallel(slices * groups, 1, threads, [&](int64_t from, int64_t to) {
         Multiply own = multiply;
         for (int64_t at = from; at < to; at++) {
-            int64_t chunk = at / groups, begin = panels * chunk / chunks, last = panels * (chunk + 1) / chunks;
+            int64_t slice = at / groups, begin = panels * slice / slices, last = panels * (slice + 1) / slices;
             int64_t runs = parts == 1 ? 1 : (last - begin + run - 1) / run, length = (last - begin + runs - 1) / runs;
             for (int64_t end; begin < last; begin = end) {
                 end = std::min(begin + length, last);
-                // Chunks are taken in order, so that the other threads probably take those in between.
-                int64_t next = end < last ? end : panels * (chunk + threads) / chunks;
-                multiply_run(own, chunk, at % groups, begin, end, next);
+                // Threads take slices in order, so that the other threads probably take the slices in between.
+                int64_t next = end < last ? end : panels * (slice + threads) / slices;
+                multiply_run(own, slice, at % groups, begin, end, next);
             }
         }
     });

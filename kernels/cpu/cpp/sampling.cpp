@@ -1,4 +1,4 @@
-// Samples one token per row, as described in `services.executor.sampling`, without sorting the vocabulary.
+// Samples one token per row, with the filters of `services.executor.devices.logit_filters`, without sorting the vocabulary.
 
 #include <algorithm>
 #include <cmath>
@@ -10,14 +10,14 @@
 #include "sampling_record.hpp"
 #include "vector.hpp"
 
-// What changes the logits of one slot. Null pointers and lengths of 0 change nothing.
+// The changes of one slot's logits. Null pointers and lengths of 0 change nothing.
 struct Edits {
     const uint32_t* allowed;  // a bit per token: token t is bit t % 32 of word t / 32
     const int64_t* bias_ids;
     const float* biases;
     int64_t num_biases;
     const int32_t* seen;  // [vocabulary] twice the occurrences in the output, plus one if the prompt has the token
-    const int64_t* bad_words;  // of each, the number of its ids and then these
+    const int64_t* bad_words;  // of each text the number of its ids, then the ids
     int64_t num_bad_words;     // length of `bad_words`
     const int64_t* history;    // the tokens before the position, if there are bad words
     int64_t num_prompt_tokens;
@@ -33,8 +33,8 @@ struct SamplerInput {
 
 namespace {
 
-constexpr int64_t RUN = 1024;  // weights per partial sum
-constexpr int WAYS = 8, PASSES = 4;
+constexpr int64_t RUN = 1024;         // weights per partial sum
+constexpr int WAYS = 8, PASSES = 4;  // thresholds tried in a pass over the logits, and passes
 
 // Returns a number in (0, 1). Source: philox4x32-10 of Salmon et al., 2011.
 double uniform(uint64_t key, uint32_t position) {
@@ -47,6 +47,7 @@ double uniform(uint64_t key, uint32_t position) {
     return ((c[0] >> 8) + 0.5) * 0x1p-24;
 }
 
+// The logits of one row, from which a token is picked.
 class Row {
 public:
     // Allocates buffers for rows of `count` logits. All rows use the same buffers, one after the other.
@@ -76,20 +77,20 @@ public:
     }
 
     // Samples a token. `greedy` must have been called for the same row, and have found a token.
-    int64_t draw(const float* x, const SamplingRecord& how, double number) {
-        float scale = 1.0f / std::max((float)how.temperature, std::numeric_limits<float>::min());
-        float bound = how.min_p > 0 ? std::log(how.min_p) : -INFINITE;
-        bool few = how.top_k > 0 && how.top_k < count;
-        if (how.min_p <= 0 && !few && how.top_p >= 1) {  // most weights are used once, so none is stored
+    int64_t draw(const float* x, const SamplingRecord& parameters, double number) {
+        float scale = 1.0f / std::max((float)parameters.temperature, std::numeric_limits<float>::min());
+        float bound = parameters.min_p > 0 ? std::log(parameters.min_p) : -INFINITE;
+        bool few = parameters.top_k > 0 && parameters.top_k < count;
+        if (parameters.min_p <= 0 && !few && parameters.top_p >= 1) {  // most weights are used once, so none is stored
             sum_runs([&](int64_t begin) { return weigh(x, scale, begin, [](int64_t, Vec, Vec) {}); });
             return invert(number, [&](int64_t begin) {
                 weigh(x, scale, begin, [&](int64_t i, Vec, Vec weight) { store(&weights[i], weight); });
             });
         }
         weigh_all(x, scale);
-        if (few) bound = least(bound, how.top_k, [](Vec) { return splat(1.0f); });
+        if (few) bound = least(bound, parameters.top_k, [](Vec) { return splat(1.0f); });
         if (bound > -INFINITE) cut(bound);
-        if (how.top_p < 1) cut(least(bound, how.top_p * ends.back(), [](Vec weight) { return weight; }));
+        if (parameters.top_p < 1) cut(least(bound, parameters.top_p * ends.back(), [](Vec weight) { return weight; }));
         return invert(number, [](int64_t) {});
     }
 
@@ -179,15 +180,15 @@ private:
             if (at < 0) break;
         }
         Buffer between = allocate(count + 1);
-        int64_t found = 0;
+        int64_t inside = 0;
         for (int64_t i = 0; i < count; i++) {  // branch-free, because a branch would be mispredicted
-            between[found] = scaled[i];
-            found += (scaled[i] >= low) & (scaled[i] < high);
+            between[inside] = scaled[i];
+            inside += (scaled[i] >= low) & (scaled[i] < high);
         }
-        std::sort(&between[0], &between[found], std::greater<float>());
-        for (int64_t i = 0; i < found; i++)
+        std::sort(&between[0], &between[inside], std::greater<float>());
+        for (int64_t i = 0; i < inside; i++)
             if ((above += weight_of(exponential(splat(between[i])))[0]) >= goal) return between[i];
-        return found ? between[found - 1] : low;
+        return inside ? between[inside - 1] : low;
     }
 
     // Returns the first token at which the cumulative weight exceeds `number` times the total. Calls `prepare` with the
@@ -211,8 +212,8 @@ private:
     std::vector<double> ends;  // cumulative weight at the end of each run
 };
 
-void penalize(float* x, int64_t count, const SamplingRecord& how, const int32_t* seen) {
-    float factor = how.repetition_penalty, each = how.frequency_penalty, once = how.presence_penalty;
+void penalize(float* x, int64_t count, const SamplingRecord& parameters, const int32_t* seen) {
+    float factor = parameters.repetition_penalty, each = parameters.frequency_penalty, once = parameters.presence_penalty;
     for (int64_t i = 0; i < count; i++) {
         if (!seen[i]) continue;
         float value = x[i] > 0 ? x[i] / factor : x[i] * factor;
@@ -239,22 +240,22 @@ void edit_logits(float* logits, int64_t vocabulary, const SamplerInput* table, c
                  const int64_t* positions, int64_t rows, int threads) {
     parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; r++) {
-            const SamplingRecord& how = table->records[slots[r]];
+            const SamplingRecord& parameters = table->records[slots[r]];
             const Edits& edits = table->edits[slots[r]];
             const int64_t* stop_ids = table->stop_ids + slots[r] * table->stop_width;
             float* x = logits + r * vocabulary;
             for (int64_t i = 0; edits.allowed && i < vocabulary; i++)
                 if (!(edits.allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITE;
             for (int64_t i = 0; i < edits.num_biases; i++) x[edits.bias_ids[i]] += edits.biases[i];
-            for (int64_t i = 0; i < table->stop_width && positions[r] < how.min_length; i++)
+            for (int64_t i = 0; i < table->stop_width && positions[r] < parameters.min_length; i++)
                 if (int64_t id = stop_ids[i]; id >= 0) x[id] = -INFINITE;
-            if (edits.seen) penalize(x, vocabulary, how, edits.seen);
+            if (edits.seen) penalize(x, vocabulary, parameters, edits.seen);
             ban_words(x, edits, positions[r]);
         }
     });
 }
 
-// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary]. The token of a row without one is
+// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary]. A row whose logits are not finite gets
 // `NOT_FINITE`.
 void sample(const float* logits, int64_t vocabulary, const SamplerInput* table, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
@@ -262,10 +263,11 @@ void sample(const float* logits, int64_t vocabulary, const SamplerInput* table, 
         static thread_local Row row(0);
         if (!row.holds(vocabulary)) row = Row(vocabulary);
         for (int64_t r = begin; r < end; r++) {
-            const SamplingRecord& how = table->records[slots[r]];
+            const SamplingRecord& parameters = table->records[slots[r]];
             const float* x = logits + r * vocabulary;
             tokens[r] = row.greedy(x);
-            if (how.temperature > 0 && tokens[r] != NOT_FINITE) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
+            if (parameters.temperature > 0 && tokens[r] != NOT_FINITE)
+                tokens[r] = row.draw(x, parameters, uniform(parameters.key, positions[r]));
         }
     });
 }

@@ -30,7 +30,7 @@ inline float largest_score(const float* scores, int64_t count) {
     return largest(peaks);
 }
 
-// Replaces scores by their weights.
+// Replaces scores by their weights, the exponentials of their distances from the largest one.
 template <typename Rounded>
 inline void softmax(float* scores, int64_t count, float& most, float& total) {
     most = largest_score(scores, count);
@@ -43,8 +43,8 @@ inline void softmax(float* scores, int64_t count, float& most, float& total) {
     total = sum(sums);
 }
 
-// Replaces scores by their weights times the scales of their values, rounded to int16. Returns the scale of these. A value
-// whose score is -infinity is hidden: it may have any scale.
+// Replaces scores by their weights times the scales of their values, rounded to int16, and returns the scale of the
+// results. A value whose score is -infinity is hidden: it may have any scale.
 inline float scaled_softmax(float* scores, const float* scales, int64_t count, int32_t steps, float& most, float& total) {
     most = largest_score(scores, count);
     Vec sums = {};
@@ -57,7 +57,7 @@ inline float scaled_softmax(float* scores, const float* scales, int64_t count, i
         magnitudes = larger_magnitudes(magnitudes, scaled);
     }
     total = sum(sums);
-    Rounding how = rounding(magnitudes, steps);
-    for (int64_t c = 0; c < count; c += LANES) store((int16_t*)scores + c, load(scores + c) * how.factor);
-    return how.scale;
+    Rounding integers = rounding(magnitudes, steps);
+    for (int64_t c = 0; c < count; c += LANES) store((int16_t*)scores + c, load(scores + c) * integers.factor);
+    return integers.scale;
 }

@@ -53,7 +53,7 @@ private:
     void configure(int64_t count) {
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};  // of a row of each tile
+            uint16_t bytes[16] = {};  // bytes per row of each tile
             uint8_t rows[16] = {};
         } config;
         uint8_t upper = std::min<int64_t>(count, TILE_ROWS), lower = count - upper;
@@ -80,7 +80,7 @@ private:
         }
         for (int64_t k = 0; k < pairs; k += DEEP, rows += DEEP, columns += DEEP * PANEL) {
             for (int64_t line = 0; line < DEEP * PANEL * 4; line += 64)
-                __builtin_prefetch((const char*)columns + AHEAD + line);
+                __builtin_prefetch((const char*)columns + PREFETCH_BYTES + line);
             _tile_loadd(6, rows, width);
             _tile_loadd(4, columns, STRIDE);
             _tile_dpbf16ps(0, 6, 4);
@@ -104,13 +104,13 @@ private:
     int64_t pairs;
     const Weights& weights;
     Target& target;
-    int64_t configured = 0;  // number of rows
+    int64_t configured = 0;  // number of rows for which the tiles are configured
 };
 
-// `x` are rows of `pairs`, a multiple of DEEP.
+// Multiplies rows `x` of `pairs` pairs, a multiple of DEEP.
 template <typename Target>
 void multiply_tiles(const Pair* x, int64_t pairs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    constexpr int64_t MOST = 2 * TILE_ROWS, IN_CACHE = 1 << 19;  // bytes of the 2 MiB of CPUs with AMX
+    constexpr int64_t MOST = 2 * TILE_ROWS, IN_CACHE = 1 << 19;  // rows of a call; bytes of panels in the 2 MiB of cache
     int64_t together = IN_CACHE / (pairs * PANEL * sizeof(Pair));
     for_tiles(weights, rows, MOST, together, target, threads, TileProduct(x, pairs, weights, target));
 }

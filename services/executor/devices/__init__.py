@@ -14,16 +14,13 @@ from pagewire.services.executor.devices.capacity import check_length, free_memor
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
-from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, multiplies_bf16
-from pagewire.services.executor.devices.cpu.pytorch_attention import KVCache
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.device import CpuDevice, multiplies_bf16
 from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.devices.defaults import defaults_of, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.devices.sim.device import SimDevice
 from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
@@ -85,12 +82,11 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     if cores > 2:
         threads = min(threads, cores - 1)  # leaves a core for the other services
     threads = max(1, threads // settings.data_parallel_size)
-    bf16, kernels = multiplies_bf16(Path("/proc/cpuinfo")), _kernels(threads)
-    if kernels is None and settings.kv_cache_dtype == "int8":
-        raise ConfigurationError("kv-cache-dtype int8 needs the compiled CPU kernels: set it to auto")
+    _log.info("loading_kernels", first_time="they are compiled, which takes about 15 s")
+    kernels = CpuKernels(build.load(), threads)
 
     native = is_native(config)
-    emulated = settings.dtype == "auto" and not bf16 and (kernels is None or not native)
+    emulated = settings.dtype == "auto" and not native and not multiplies_bf16(Path("/proc/cpuinfo"))
     packing = _packing(settings, kernels if native else None)
     random = settings.seed if settings.load_format == "dummy" else None
     loaded = load_model(folder, config, "float32" if emulated else settings.dtype, packing, random)
@@ -99,22 +95,18 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     spec, dtype = model.spec, model.embedding.dtype
     cached = torch.int8 if settings.kv_cache_dtype == "int8" else dtype
     check_length(spec, length)
-    if kernels is None:
-        block_bytes = KVCache.bytes_per_block(spec, settings.block_size, cached)
-    else:
-        block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, cached)
+    block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, cached)
     if not native:
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        model = prove(loaded, functools.partial(_backend, kernels), settings.block_size, length)
-    compiled = kernels is not None and (native or model is not loaded)
+        model = prove(loaded, functools.partial(CompiledBackend, kernels), settings.block_size, length)
+    compiled = native or model is not loaded
     del loaded
-    if kernels is not None and compiled:
+    if compiled:
         model = CompiledLM(model, kernels, length)
 
     def compute_on(count: int) -> None:
-        if kernels is not None:
-            kernels.threads = count
+        kernels.threads = count
         # Beside the kernels, torch has only small operations left.
         torch.set_num_threads(1 if compiled else count)
 
@@ -134,24 +126,17 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         windows=windows,
     )
     log_pool(capacity, block_bytes)
-    return CpuDevice(model, capacity, _backend(kernels, spec, capacity, cached), shared_cores, mode)
-
-
-def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> Backend:
-    if kernels is None:
-        return PyTorchBackend(spec, capacity, dtype)
-    return CompiledBackend(kernels, spec, capacity, dtype)
+    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, cached), shared_cores, mode)
 
 
 def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
-    """Returns how weights become integers; None if they do not. `kernels` are those that compute the products."""
+    """Returns how weights become integers; None if they do not, as where `transformers` computes, without `kernels`."""
     if settings.quantization == "none" or (settings.quantization == "auto" and settings.dtype != "auto"):
         return None
     bits = {"auto": None, "int8": 8, "int4": 4}[settings.quantization]
     if kernels is None and bits is not None:
         raise ConfigurationError(
-            f"quantization {settings.quantization} needs the compiled CPU kernels, and a model that they compute: "
-            "set it to auto"
+            f"quantization {settings.quantization} needs a model that the CPU kernels compute: set it to auto"
         )
     return None if kernels is None else CpuPacking(kernels, bits)
 
@@ -164,21 +149,11 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
     return open_cuda(settings, folder)
 
 
-def _kernels(threads: int) -> CpuKernels | None:
-    """Returns the compiled kernels, or None if they cannot be built."""
-    _log.info("loading_kernels", first_time="they are compiled, which takes about 15 s")
-    try:
-        return CpuKernels(build.load(), threads)
-    except build.NotBuilt as error:
-        _log.warning("kernels_not_built", reason=str(error), instead="plain PyTorch, several times slower")
-        return None
-
-
 def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     """Opens a simulated device. `folder` needs no weights, only config.json and, for other services, the tokenizer."""
     if name != "zero" and name not in GPUS:
-        known = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
-        raise ConfigurationError(f"unknown device sim:{name}: set device to one of {known}")
+        names = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
+        raise ConfigurationError(f"unknown device sim:{name}: set device to one of {names}")
     if settings.dtype == "float32":
         raise ConfigurationError("simulated devices compute in bf16: leave dtype at auto")
     config = read_config(folder)

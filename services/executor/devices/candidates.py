@@ -29,9 +29,9 @@ def unpack_candidates(reduced: npt.NDArray[np.int32], rows: Int64, counts: Int64
     """Returns the result of `reduce_candidates` for the batch's `rows` [M], with up to `counts` [M] of each."""
     most = reduced.shape[1] // 2
     counts = np.minimum(counts, most)
-    kept = np.arange(most) < counts[:, None]
+    entries = np.arange(most) < counts[:, None]
     logprobs = np.ascontiguousarray(reduced[:, most:]).view(np.float32)
-    return Candidates(rows, counts, reduced[:, :most][kept].astype(np.int64), logprobs[kept])
+    return Candidates(rows, counts, reduced[:, :most][entries].astype(np.int64), logprobs[entries])
 
 
 def top_candidates(logits: Tensor, rows: Int64, num_candidates: Int64) -> Candidates:

@@ -13,11 +13,11 @@ LARGE = 70 * 10**9
 
 
 class Defaults(NamedTuple):
-    """What a device takes."""
+    """Sizes of a device where the settings do not say."""
 
     max_num_seqs: int
     step_tokens: int
-    """Tokens of a step, at first."""
+    """Tokens of the first steps; a CPU adapts the number to the time of a step."""
     mixed_prompt_tokens: int
     """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
 

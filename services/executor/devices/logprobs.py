@@ -1,4 +1,4 @@
-"""What is reported of tokens beside their ids: log-probabilities or logits, and those of the likeliest tokens."""
+"""Reports on tokens beside their ids: log-probabilities or logits, of the token and of the likeliest ones there."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -15,11 +15,11 @@ from pagewire.shared.messages.step import LOWEST_LOGPROB
 Int32 = npt.NDArray[np.int32]
 
 SLICE_BYTES = 64 << 20
-"""Logits of a prompt that are in memory at a time."""
+"""Bytes of a prompt's logits that are in memory at a time."""
 
 
 class LogprobsMode(Enum):
-    """What is reported of sampled tokens, by the names of `--logprobs-mode`. Those of prompts are `RAW_LOGPROBS`."""
+    """The kind of number reported of sampled tokens, as `--logprobs-mode` names it. Prompts get `RAW_LOGPROBS`."""
 
     RAW_LOGPROBS = "raw_logprobs"
     RAW_LOGITS = "raw_logits"
@@ -38,7 +38,7 @@ class LogprobsMode(Enum):
 
 
 def reduce_logprobs(logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
-    """Returns what is reported of `tokens` int64 [M], given the logits that they were sampled from, as one tensor.
+    """Returns the report on `tokens` int64 [M], by the logits that they were sampled from, as one tensor.
 
     The result is int32 [M, 2 E + 1] on the device of the logits, for E = `num_logprobs` entries: their ids, the bits of
     their values, and the rank of the token. Nothing waits for the device.
@@ -64,9 +64,9 @@ def unpack_logprobs(reduced: Int32, rows: Int64, positions: Int64, counts: Int64
     """Returns the result of `reduce_logprobs` as `Logprobs`, with `counts` [M] entries of each token."""
     most = reduced.shape[1] // 2
     counts = np.minimum(counts, most)
-    kept = np.arange(most) < counts[:, None]
-    ids = reduced[:, :most][kept].astype(np.int64)
-    values = np.ascontiguousarray(reduced[:, most:-1]).view(np.float32)[kept]
+    entries = np.arange(most) < counts[:, None]
+    ids = reduced[:, :most][entries].astype(np.int64)
+    values = np.ascontiguousarray(reduced[:, most:-1]).view(np.float32)[entries]
     return Logprobs(rows, positions, counts, ids, values, reduced[:, -1].astype(np.int64))
 
 
@@ -89,13 +89,13 @@ class PromptSlice(NamedTuple):
     positions: Int64
     """[M] position of each in its sequence."""
     counts: Int64
-    """[M] entries wanted of each."""
+    """[M] entries to report of each."""
 
 
 def prompt_slices(batch: StepBatch, num_logprobs: Int64, vocab_size: int) -> Iterator[PromptSlice]:
     """Yields the tokens `batch.next_ids` in slices whose logits are small enough.
 
-    `num_logprobs` [slots] is the number of entries wanted of each token of a slot.
+    `num_logprobs` [slots] is the number of entries to report of each token of a slot.
     """
     if batch.next_ids is None:
         return
@@ -103,6 +103,6 @@ def prompt_slices(batch: StepBatch, num_logprobs: Int64, vocab_size: int) -> Ite
     owners = np.repeat(np.arange(len(batch.slots)), batch.query_lens)[places]
     size = max(1, SLICE_BYTES // (4 * vocab_size))
     for begin in range(0, len(places), size):
-        some, rows = places[begin : begin + size], owners[begin : begin + size]
+        part, rows = places[begin : begin + size], owners[begin : begin + size]
         counts = num_logprobs[batch.slots[rows]]
-        yield PromptSlice(some, batch.next_ids[some], rows, batch.positions[some] + 1, counts)
+        yield PromptSlice(part, batch.next_ids[part], rows, batch.positions[part] + 1, counts)

@@ -34,12 +34,12 @@ class Capacity:
     max_candidates: int = 0
     """Maximum candidates per row; 0: the device reports none."""
     step_tokens: int = STEP_TOKENS
-    """Tokens of a step, at first, where no budget is set."""
+    """Tokens of the first steps where no budget is set."""
     max_step_tokens: int = 0
     """Maximum tokens of a step where no budget is set; 0: the budget does not grow."""
     windows: tuple[int, ...] = (0,)
     """Per group of layers, how many positions a query sees, its own included; 0: all. An entry of a block table has one
-    block of each group. What a window has left behind is not read: the block there may be another sequence's."""
+    block of each group. Positions that a window has left behind are not read: their block may be another sequence's."""
     mixed_prompt_tokens: int = 0
     """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
     max_row_tokens: int = 1
@@ -107,7 +107,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What changes a sequence's logits, beside its stop ids and its record. Ids are within the vocabulary."""
+    """Changes of a sequence's logits, beside its stop ids and its record. Ids are within the vocabulary."""
 
     bias_ids: Int64
     """[B] ids, each once."""
@@ -116,7 +116,7 @@ class Edits:
     allowed_ids: Int64
     """[A] the only ids that may be sampled; empty: all."""
     bad_words: Int64
-    """[N] of each text that may not be generated, the number of its ids and then these. The last id is banned where
+    """[N] texts that may not be generated: of each the number of its ids, then the ids. The last id is banned where
     the output ends with the others."""
     penalized: bool
     """Whether the record has penalties."""
@@ -130,7 +130,7 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What is reported of some tokens: their log-probabilities, or logits, and those of the likeliest tokens there."""
+    """The reported log-probabilities, or logits, of some tokens and of the likeliest tokens in their places."""
 
     rows: Int64
     """[M] row in the batch of each token."""
@@ -139,9 +139,9 @@ class Logprobs:
     counts: Int64
     """[M] number of entries of each token; their sum is N."""
     ids: Int64
-    """[N] of each token its own id first, then the likeliest ones, the most likely first."""
+    """[N] ids of the entries: of each token first its own, then the likeliest ones, the most likely first."""
     values: Float32
-    """[N] of these ids; at least `LOWEST_LOGPROB`."""
+    """[N] log-probability or logit of each id; at least `LOWEST_LOGPROB`."""
     ranks: Int64
     """[M] number of tokens that are at least as likely as the token itself, from 1."""
 

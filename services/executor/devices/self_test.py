@@ -6,12 +6,12 @@ from typing import Protocol
 import numpy as np
 import structlog
 import torch
+from torch import Tensor
 
-from pagewire.kernels.attention_layer import Attention
-from pagewire.services.executor.devices.cpu.device import Backend
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.gathered_attention import dense_attention
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
-from pagewire.services.executor.models.model import CausalLM, ModelSpec
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.recognition import recognize
 from pagewire.shared.errors import ConfigurationError
@@ -29,19 +29,26 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Root mean square of the difference of a position's logits, relative to their standard deviation."""
 
 LEAST = 1e-4
-"""Error that a decoder of this project may have, however small that of the model itself is."""
+"""Error that a decoder of this project may have, however small the error of the model itself is."""
 
 _log = structlog.get_logger()
 
 
-class OpenBackend(Protocol):
+class PagedAttention(Protocol):
+    """A KV pool, and the attention of a device over it."""
+
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
+        """Returns the attention of one step."""
+
+
+class OpenAttention(Protocol):
     """Opens the attention of a device."""
 
-    def __call__(self, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> Backend:
-        """Returns a new backend."""
+    def __call__(self, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> PagedAttention:
+        """Returns a new KV pool with its attention."""
 
 
-def prove(model: CausalLM, open_backend: OpenBackend, block_size: int, max_model_len: int) -> CausalLM:
+def prove(model: CausalLM, open_attention: OpenAttention, block_size: int, max_model_len: int) -> CausalLM:
     """Returns the model to serve in place of a `TransformersLM` that passes the self-test.
 
     It is a decoder of this project, with the same weights, if there is one that passes too, and else the model itself.
@@ -52,7 +59,7 @@ def prove(model: CausalLM, open_backend: OpenBackend, block_size: int, max_model
     if not isinstance(model, TransformersLM):
         raise TypeError("a native family needs no self-test")
     began = time.monotonic()
-    test = SelfTest(model, open_backend, block_size, max_model_len)
+    test = SelfTest(model, open_attention, block_size, max_model_len)
     error = test.run(model)
     decoder = recognize(model.model, model.spec)
     if decoder is not None and not max(test.error(decoder), test.far_error(decoder)) <= max(2 * error, LEAST):
@@ -65,9 +72,11 @@ def prove(model: CausalLM, open_backend: OpenBackend, block_size: int, max_model
 class SelfTest:
     """The comparison of models with the attention of `transformers` on short random texts."""
 
-    def __init__(self, model: TransformersLM, open_backend: OpenBackend, block_size: int, max_model_len: int) -> None:
-        """`model` says what is right."""
-        self._open, self._dtype = open_backend, model.embedding.dtype
+    def __init__(
+        self, model: TransformersLM, open_attention: OpenAttention, block_size: int, max_model_len: int
+    ) -> None:
+        """`model` gives the expected logits."""
+        self._open, self._dtype = open_attention, model.embedding.dtype
         self._name = model.model.config.model_type
         self._lengths = [min(length, max_model_len) for length in LENGTHS]
         random = np.random.default_rng(0)
@@ -97,34 +106,32 @@ class SelfTest:
         return error
 
     def error(self, model: CausalLM) -> float:
-        """Returns the largest relative difference of the logits to those of the own attention of `transformers`.
+        """Returns the largest relative difference of the logits to the ones by the own attention of `transformers`.
 
-        In half precision it is that of the worst position but a quarter: where two experts are nearly equal, rounding
-        may choose the other one.
+        In half precision a quarter of the positions may be worse: where two experts are nearly equal, rounding may
+        choose the other one.
         """
-        found = self._logits(model)
-        errors = torch.cat([_errors(mine, theirs) for mine, theirs in zip(found, self._expected, strict=True)])
+        logits = self._logits(model)
+        errors = torch.cat([_errors(mine, theirs) for mine, theirs in zip(logits, self._expected, strict=True)])
         return float(errors.max() if self._dtype == torch.float32 else errors.quantile(0.75))
 
     def far_error(self, model: CausalLM) -> float:
-        """Returns the same of a text at the last positions of the context, without what would come before it."""
+        """Returns the error for a text at the last positions of the context, without any text before it."""
 
-        def attend(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _sinks: object = None
-        ) -> torch.Tensor:
-            return dense_attention(model.spec.layers[layer], q, k, v)
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            return dense_attention(model.spec.layers[layer], q, k, v, sinks)
 
         with torch.inference_mode():
-            found = model.logits(model(self._far_text, self._far, attend))
-        errors = _errors(found, self._far_expected)
+            logits = model.logits(model(self._far_text, self._far, attend))
+        errors = _errors(logits, self._far_expected)
         return float(errors.max() if self._dtype == torch.float32 else errors.quantile(0.75))
 
-    def _logits(self, model: CausalLM) -> list[torch.Tensor]:
+    def _logits(self, model: CausalLM) -> list[Tensor]:
         """Returns the logits [L, V] of each text."""
-        backend, slots = self._open(model.spec, self._capacity, self._dtype), CpuSlots(self._capacity)
+        pool, slots = self._open(model.spec, self._capacity, self._dtype), CpuSlots(self._capacity)
         for slot in range(2):
             slots.add(slot, range(2 * self._blocks - 1 - slot, -1, -2), record(), (), None)
-        found = [torch.empty(length, model.spec.vocab_size) for length in self._lengths]
+        results = [torch.empty(length, model.spec.vocab_size) for length in self._lengths]
         for step in STEPS:
             ends = self._lengths
             rows = [(slot, first, min(stop, ends[slot])) for slot, first, stop in step if first < ends[slot]]
@@ -137,30 +144,18 @@ class SelfTest:
                 token_ids=np.concatenate([self._texts[slot][first:stop] for slot, first, stop in rows]),
                 samples=np.ones(len(rows), np.bool_),
             )
-            attend = backend.attention(batch, slots, batch.positions)
+            attend = pool.attention(batch, slots)
             with torch.inference_mode():
                 hidden = model(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), attend)
                 parts = torch.split(model.logits(hidden), batch.query_lens.tolist())
             for (slot, first, stop), logits in zip(rows, parts, strict=True):
-                found[slot][first:stop] = logits
-        return found
+                results[slot][first:stop] = logits
+        return results
 
 
-def dense_attention(layer: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Returns the causal attention of a text to itself; see `AttentionFn`."""
-    k, v = (x.repeat_interleave(layer.group, dim=1).float() for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * layer.scale
-    if layer.soft_cap:
-        scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril()
-    if layer.window:
-        seen = seen.triu(1 - layer.window)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).to(q.dtype)
-
-
-def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Returns the error of each position [L] of logits [L, V]; see `TOLERANCE`."""
-    seen = expected.isfinite()
-    difference = (found - expected).where(seen, 0.0).pow(2).mean(dim=1).sqrt()
-    spread = expected.where(seen, 0.0).std(dim=1)
+def _errors(logits: Tensor, expected: Tensor) -> Tensor:
+    """Returns the error of each position [L] of logits [L, V], as `TOLERANCE` bounds it."""
+    finite = expected.isfinite()
+    difference = (logits - expected).where(finite, 0.0).pow(2).mean(dim=1).sqrt()
+    spread = expected.where(finite, 0.0).std(dim=1)
     return difference / spread.clamp_min(1e-12)

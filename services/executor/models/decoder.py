@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pagewire.services.executor.models.feed_forward import MLP, MixtureOfExperts
 from pagewire.services.executor.models.layers import LayerNorm, PackedLinear, RMSNorm, embedding
@@ -60,11 +61,11 @@ class DecoderAttention(nn.Module):
             return qk
         parts = torch.split(qk, [self.heads, self.kv_heads], dim=1)
         together = self.head_norm is HeadNorm.TOGETHER
-        made = [
+        heads = [
             norm(part.flatten(1)).view(part.shape) if together else norm(part)
             for norm, part in zip((self.q_norm, self.k_norm), parts, strict=True)
         ]
-        return torch.cat(made, dim=1)
+        return torch.cat(heads, dim=1)
 
     def normed_row(self, packed: Tensor) -> Tensor:
         """Returns the output of `qkv` [T, (Hq + 2 Hkv) * d] with normalised queries and keys."""
@@ -74,7 +75,7 @@ class DecoderAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block of the transformer. What it adds to the residual is added by the norm behind it, in the same pass."""
+    """One block of the transformer. The norm behind it adds its result to the residual, in the same pass."""
 
     def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Layer(nn.Module):
         self.mlp_out = norm_of(spec) if after else None
 
     def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: AttentionFn) -> tuple[Tensor, Tensor]:
-        """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> the same of this layer."""
+        """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> both of this layer."""
         x, residual = _add(self.attention_in, x, residual)
         x = self.self_attn(x, rotate, attend)
         if self.attention_out is not None:
@@ -168,11 +169,11 @@ class DecoderLM(CausalLM):
         """[V, D]."""
         return self.model.embed_tokens.weight
 
+    @override
     def stored_name(self, name: str) -> str:
-        """See `CausalLM.stored_name`."""
         return ".".join(self._names.get(part, part) for part in name.split("."))
 
+    @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        """See `CausalLM.forward`."""
         out: Tensor = self.model(token_ids, positions, attend)
         return out

@@ -42,7 +42,7 @@ class Experts(nn.Module):
         self.activation = Activate(spec.activation, gated=True)
 
     def stored(self) -> Iterator[Stored]:
-        """Yields what the checkpoint has of the weights: three matrices per expert."""
+        """Yields the tensors of the checkpoint that the weights consist of: three matrices per expert."""
         inner, width = self.spec.inner, self.down.shape[1]
         for i in range(self.spec.count):
             for name, rows in (("gate_proj", slice(0, inner)), ("up_proj", slice(inner, None))):

@@ -70,7 +70,7 @@ def open_gguf(path: Path) -> Iterator["GgufTensors"]:
 
 
 class GgufTensors:
-    """A `TensorSource` of a GGUF model. `blocks` returns tensors packed as in the file.
+    """The tensors of a GGUF model, as a `TensorSource`. `blocks` returns tensors packed as in the file.
 
     In files of the llama architecture, the rows of each query and key head are in the order of ggml's rotary embedding,
     which rotates pairs (2i, 2i + 1), while Hugging Face rotates pairs (i, i + d/2).
@@ -81,11 +81,11 @@ class GgufTensors:
         self._stored = {_name(name): tensor for name, tensor in model.tensors.items() if name != ROPE_FACTORS}
 
     def names(self) -> Collection[str]:
-        """See `TensorSource.names`."""
+        """Returns the names of all tensors, as Hugging Face has them."""
         return self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
+        """Returns the shape of a tensor."""
         return self._stored[name].shape
 
     def type(self, name: str) -> TensorType:
@@ -117,7 +117,7 @@ class GgufTensors:
         return blocks
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """See `TensorSource.read`. Parts of tensors are dequantized in parallel on all cores."""
+        """Fills each of `targets`. Parts of tensors are dequantized in parallel on all cores."""
         kinds = Counter(kind for name in targets if (kind := self.type(name).name) not in PLAIN)
         if kinds:
             _log.info("weights_dequantized", matrices=dict(kinds))
@@ -127,7 +127,7 @@ class GgufTensors:
                 done.result()
 
     def integers(self, name: str) -> IntegerWeights | None:
-        """See `TensorSource.integers`."""
+        """Returns a matrix as integers; None if it is stored otherwise."""
         tensor, order = self._stored[name], self.row_order(name)
         if len(tensor.shape) != 2 or tensor.type.name in PLAIN:
             return None
@@ -135,7 +135,7 @@ class GgufTensors:
         return weights if order is None or weights is None else weights.rows(order.argsort())
 
     def eight_bits(self, name: str) -> Scaled | None:
-        """See `TensorSource.eight_bits`: no type of this format says how activations are stored."""
+        """Returns None: no type of this format says how activations are stored."""
         return None
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:

@@ -12,7 +12,7 @@ from itertools import islice
 from pagewire.kernels.attention_layer import Attention
 
 MAX_GROUPS = 8
-"""Each group costs a look-up per step, and a block per entry of a table."""
+"""Maximum number of groups: each costs a look-up per step, and a block per entry of a table."""
 
 
 @dataclass(frozen=True, slots=True)

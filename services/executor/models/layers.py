@@ -22,12 +22,12 @@ class Stored(NamedTuple):
     """A tensor of a checkpoint that is a part of a parameter."""
 
     name: str
-    """Its name; for a `PackedLinear` relative to the module's parent, for `ExpertWeights` to the module."""
+    """Name of the tensor; for a `PackedLinear` relative to the module's parent, for `ExpertWeights` to the module."""
     parameter: str
     shape: tuple[int, ...]
-    """Its shape in the checkpoint."""
+    """Shape of the tensor in the checkpoint."""
     part: Callable[[Tensor], Tensor]
-    """From the parameter to the view that the tensor fills, which has as many numbers in the same order."""
+    """Returns the view of the parameter that the tensor fills, with as many numbers in the same order."""
     in_rows: bool = True
     """Whether the view is rows of the parameter, as they are stored; otherwise it is all of the parameter."""
 
@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """Float32 [width], by which features are multiplied."""
+        """Float32 factors of the features [width]."""
         return self.weight.float() + self.offset
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class LayerNorm(nn.LayerNorm):
     """LayerNorm (Ba et al., 2016) with weight and bias."""
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`."""
+        """Returns the norm of x + residual and the sum itself, as `RMSNorm` does."""
         total = x + residual
         return self(total), total
 
@@ -100,7 +100,7 @@ class PackedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
     def stored(self) -> Iterator[Stored]:
-        """Yields what the checkpoint has of the weights."""
+        """Yields the tensors of the checkpoint that the weights consist of."""
         for kind, parameter in self.named_parameters(recurse=False):
             first = 0
             for name, outputs in self.parts.items():

@@ -8,9 +8,9 @@ PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-"""Beginnings of the decoder's names there, and of the same names in a checkpoint of the decoder alone."""
+"""Prefixes of the decoder's tensors there, and the prefixes that they have in a checkpoint of the decoder alone."""
 OTHERS = ("audio_tower.", "visual.", "vision_model.", "vision_tower.")
-"""Beginnings of other names in checkpoints whose decoder has its own names."""
+"""Prefixes of other tensors in checkpoints whose decoder has its own names."""
 
 
 def decoder_names(stored: Iterable[str]) -> dict[str, str]:

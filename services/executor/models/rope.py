@@ -85,17 +85,17 @@ def read_rope(
     """
     if not isinstance(parameters, dict | None):
         raise ConfigurationError("config.json has rope parameters that are no object: fetch the model again")
-    given = {name: value for name, value in (parameters or {}).items() if value is not None}
-    given.setdefault("rope_type", given.get("type", "default"))
-    given.setdefault("rope_theta", theta)
-    if given.get("partial_rotary_factor", 1) != partial == 1 and given["rope_type"] != "proportional":
+    stated = {name: value for name, value in (parameters or {}).items() if value is not None}
+    stated.setdefault("rope_type", stated.get("type", "default"))
+    stated.setdefault("rope_theta", theta)
+    if stated.get("partial_rotary_factor", 1) != partial == 1 and stated["rope_type"] != "proportional":
         raise ConfigurationError("config.json has a partial_rotary_factor, but this family rotates whole heads")
-    original = given.setdefault("original_max_position_embeddings", max_position_embeddings)
-    stretched = given["rope_type"] in ("yarn", "longrope")
-    if stretched and "factor" not in given and isinstance(original, int) and original > 0:
-        given["factor"] = max_position_embeddings / original
+    original = stated.setdefault("original_max_position_embeddings", max_position_embeddings)
+    stretched = stated["rope_type"] in ("yarn", "longrope")
+    if stretched and "factor" not in stated and isinstance(original, int) and original > 0:
+        stated["factor"] = max_position_embeddings / original
     try:
-        return msgspec.convert(given, Rope)
+        return msgspec.convert(stated, Rope)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"config.json has rope parameters that cannot be used: {error}") from error
 

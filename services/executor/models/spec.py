@@ -1,4 +1,4 @@
-"""What a decoder consists of: the description from which `decoder.py` builds a model of any native family."""
+"""The description of a decoder, from which `decoder.py` builds a model of any native family."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,16 +21,16 @@ class Norm(Enum):
 
 
 class Placement(Enum):
-    """Where attention and feed-forward layer of a block are normalised."""
+    """Places of the norms in a block of attention and feed-forward layer."""
 
     BEFORE = "before"
-    """What they read."""
+    """Norms of the inputs of both."""
     AFTER = "after"
-    """What they add to the residual."""
+    """Norms of the results of both, before they are added to the residual."""
     AROUND = "around"
     """Both."""
     PARALLEL = "parallel"
-    """What they read, and both read the block's input."""
+    """Norms of the inputs of both, which both are the block's input."""
 
 
 class HeadNorm(Enum):
@@ -44,14 +44,14 @@ class HeadNorm(Enum):
 
 
 class Storage(Enum):
-    """How a checkpoint stores the matrices of a block."""
+    """The form in which a checkpoint stores the matrices of a block."""
 
     PARTS = "parts"
     """q, k and v apart, gates and values apart."""
     WHOLE = "whole"
     """q, k and v as one matrix, gates and values as one."""
     TRANSPOSED = "transposed"
-    """The same, but every matrix is [inputs, outputs]."""
+    """Whole matrices, each as [inputs, outputs]."""
     BY_HEAD = "by_head"
     """q, k and v as one matrix, ordered by heads first."""
 
@@ -78,7 +78,7 @@ class LayerSpec:
 
     attention: Attention
     rope: Rope | None
-    """How positions rotate queries and keys; None: not at all."""
+    """The rotation of queries and keys by their positions; None: none."""
     experts: ExpertsSpec | None = None
     """None: a feed-forward layer with `DecoderSpec.inner` features."""
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import structlog
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.services.executor.models.gguf_tensors import open_gguf
 from pagewire.services.executor.models.multimodal import decoder_names
@@ -106,8 +107,8 @@ def open_folder(folder: Path, quantization: dict[str, Any] | None) -> Iterator["
         yield FolderTensors(files, {} if quantization is None else find_format(quantization)(quantization, files))
 
 
-class FolderTensors:
-    """A `TensorSource` of a folder, whose weights may be quantized."""
+class FolderTensors(TensorSource):
+    """The tensors of a folder, whose weights may be quantized."""
 
     def __init__(self, files: StoredTensors, weights: Mapping[str, QuantizedWeight]) -> None:
         self._files, self._weights = files, weights
@@ -117,12 +118,12 @@ class FolderTensors:
             stored = {name for name in stored if name.rpartition(".")[2] not in OF_ACTIVATIONS}
         self._names = stored | weights.keys()
 
+    @override
     def names(self) -> Collection[str]:
-        """See `TensorSource.names`."""
         return self._names
 
+    @override
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
         if name in self._weights:
             return self._weights[name].shape
         header = self._files.header(name)
@@ -137,43 +138,43 @@ class FolderTensors:
         """Returns a tensor; a quantized one in a floating dtype that holds it exactly."""
         return self._weights[name].read() if name in self._weights else self._files.tensor(name)
 
+    @override
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """See `TensorSource.read`."""
         if quantized := sum(name in self._weights for name in targets):
             _log.info("weights_dequantized", matrices=quantized)
         for name, out in shown(targets.items(), "loading weights"):
             out.copy_(self.tensor(name).view(out.shape))
 
+    @override
     def integers(self, name: str) -> IntegerWeights | None:
-        """See `TensorSource.integers`."""
         weight = self._weights.get(name)
         return None if weight is None or weight.integers is None else weight.integers()
 
+    @override
     def eight_bits(self, name: str) -> Scaled | None:
-        """See `TensorSource.eight_bits`."""
         weight = self._weights.get(name)
         return None if weight is None or weight.eight_bits is None else weight.eight_bits()
 
 
-class SafetensorsFiles:
-    """The `StoredTensors` of the memory-mapped files of a folder in Hugging Face format: those of the decoder."""
+class SafetensorsFiles(StoredTensors):
+    """The decoder's tensors in the memory-mapped files of a folder in Hugging Face format."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._files = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
         self._names = decoder_names(self._files)
 
+    @override
     def names(self) -> Collection[str]:
-        """See `StoredTensors.names`."""
         return self._names.keys()
 
+    @override
     def header(self, name: str) -> Header:
-        """See `StoredTensors.header`."""
         stored = self._names[name]
         view = self._files[stored].get_slice(stored)
         return Header(view.get_dtype(), tuple(view.get_shape()))
 
+    @override
     def tensor(self, name: str) -> Tensor:
-        """See `StoredTensors.tensor`."""
         stored = self._names[name]
         tensor: Tensor = self._files[stored].get_tensor(stored)
         return tensor

@@ -24,7 +24,7 @@ Parts = Mapping[str, Stored]
 
 
 class Place(NamedTuple):
-    """Where a tensor of the checkpoint belongs."""
+    """The parameter that a tensor of the checkpoint is a part of."""
 
     parameter: str
     stored: Stored
@@ -152,7 +152,7 @@ def _check(source: TensorSource, places: dict[str, Place]) -> None:
 
 
 def _parts(places: Mapping[str, Place]) -> Mapping[str, Parts]:
-    """Returns what each parameter consists of."""
+    """Returns the tensors that each parameter consists of."""
     parts: dict[str, dict[str, Stored]] = {}
     for name, place in places.items():
         parts.setdefault(place.parameter, {})[name] = place.stored

@@ -89,9 +89,9 @@ def test_libraries_of_old_versions_go_those_loaded_longest_ago_first(sources: Pa
             os.utime(library, (loaded, loaded))
         return libraries[-1]
 
-    made = [load(number) for number in range(build.KEPT)]
+    made = [load(number) for number in range(build.MAX_CACHED)]
     assert load(0) == made[0]
-    new = load(build.KEPT)
+    new = load(build.MAX_CACHED)
     assert set(cache.glob("*.so")) == {new, *made} - {made[1]}
 
 
@@ -144,18 +144,18 @@ def test_without_a_compiler(sources: Path, tmp_path: Path, monkeypatch: pytest.M
         build.load(sources, tmp_path / "cache")
 
 
-def test_what_is_compiled_ahead_needs_no_compiler(
+def test_a_library_compiled_ahead_needs_no_compiler(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = build.build_ahead(sources)
-    assert len(built) == len(targets_of(platform.machine()))
+    targets = targets_of(platform.machine())
+    assert len(build.build_ahead(sources, targets)) == len(targets)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.load(sources, tmp_path / "cache").answer() == 42
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_was_compiled_ahead_of_a_change_is_not_loaded(sources: Path, tmp_path: Path) -> None:
-    build.build_ahead(sources)
+def test_a_library_compiled_ahead_of_a_change_is_not_loaded(sources: Path, tmp_path: Path) -> None:
+    build.build_ahead(sources, targets_of(platform.machine()))
     (sources / "answer.cpp").write_text(SOURCE.replace("42", "43"))
     assert build.load(sources, tmp_path / "cache").answer() == 43
 

@@ -71,7 +71,7 @@ def test_a_token_is_written_once(kernels: CpuKernels) -> None:
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("position", [5, 50, 61])
-def test_what_is_not_finite_makes_the_outputs_that_see_it_nan(
+def test_numbers_that_are_not_finite_make_the_outputs_that_see_them_nan(
     kernels: CpuKernels, number: float, part: str, position: int
 ) -> None:
     heads = Heads(4, 2, 20, 16, window=40)
@@ -132,7 +132,7 @@ def test_sums_of_large_codes_do_not_overflow(kernels: CpuKernels, block_size: in
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_what_follows_a_query_in_its_chunk_changes_no_bit(kernels: CpuKernels, block_size: int) -> None:
+def test_later_positions_of_a_chunk_change_no_bit(kernels: CpuKernels, block_size: int) -> None:
     """With small blocks, sums of a longer piece have less room in 32 bits."""
     given = case(kernels, [Row(0, 100)], Heads(4, 2, 20, block_size))
     (expected,) = given.run()

@@ -35,12 +35,12 @@ class Weights:
         return kernels.pack_integers(self.codes, self.bits, self.scales, self.zero, self.minima, self.bias)
 
     def in_floats(self) -> "Weights":
-        """The same numbers without multiples."""
+        """Equal scales that are no multiples."""
         minima = None if self.minima is None else self.minima.float()
         return replace(self, scales=self.scales.float(), minima=minima)
 
     def magnitudes(self) -> Tensor:
-        """Of what is added up for each weight."""
+        """Magnitudes that are added up for each weight."""
         size = self.codes.shape[1] // self.scales.shape[1]
         scales = self.scales.float().abs().double().repeat_interleave(size, 1)
         minima = 0.0 if self.minima is None else self.minima.float().abs().double().repeat_interleave(size, 1)
@@ -80,7 +80,7 @@ def weights(
 
 
 def rounded(x: Tensor) -> Tensor:
-    """What the kernel multiplies: each chunk of a row rounded to 127 steps of its largest number."""
+    """The inputs as the kernel multiplies them: each chunk of a row rounded to 127 steps of its largest number."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % CHUNK)).view(len(x), -1, CHUNK)
     most = padded.abs().amax(2, keepdim=True)
     factors = torch.where(most > 0, 127 / most, 0.0)
@@ -205,7 +205,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.mark.parametrize("broken", [INF, -INF, NAN])
-def test_what_is_no_number_stays_visible(kernels: CpuKernels, broken: float) -> None:
+def test_nan_and_infinity_stay_visible(kernels: CpuKernels, broken: float) -> None:
     x, packed = random(3, 96), weights(40, 96, 4, 32).packed(kernels)
     x[1, 40] = broken
     out = kernels.linear(x, packed)

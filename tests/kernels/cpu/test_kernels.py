@@ -1,4 +1,4 @@
-"""What the kernels are given beside numbers."""
+"""Addresses of arrays, which the kernels get beside numbers."""
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,6 @@ def test_there_is_none_without_numbers() -> None:
 
 
 @pytest.mark.parametrize("array", [NUMBERS.T, NUMBERS[:, 1:], np.frombuffer(b"readonly")])
-def test_what_the_kernels_would_misread_is_refused(array: npt.NDArray[np.generic]) -> None:
+def test_an_array_that_the_kernels_would_misread_is_refused(array: npt.NDArray[np.generic]) -> None:
     with pytest.raises(TypeError, match=r"contiguous|writable"):
         address(array)

@@ -101,7 +101,7 @@ INF, NAN = float("inf"), float("nan")
         ([*[0.0] * 3000, 1.0, *[0.0] * 3000], 3000),
     ],
 )
-def test_argmax_of_what_is_no_number(kernels: CpuKernels, values: list[float], expected: int) -> None:
+def test_argmax_marks_rows_that_are_not_finite(kernels: CpuKernels, values: list[float], expected: int) -> None:
     packed = kernels.pack(torch.zeros(len(values), 4), torch.tensor(values))
     assert kernels.linear_argmax(random(13, 4), packed).tolist() == [expected] * 13
 
@@ -113,7 +113,7 @@ def test_weights_in_half_precision_lose_nothing_on_the_way(kernels: CpuKernels, 
     assert torch.equal(kernels.linear(x, kernels.pack(weight)), kernels.linear(x, kernels.pack(weight.float())))
 
 
-def test_an_odd_number_of_inputs_is_multiplied_without_what_lies_behind(kernels: CpuKernels) -> None:
+def test_an_odd_number_of_inputs_is_multiplied_without_later_memory(kernels: CpuKernels) -> None:
     x, weight = random(3, 63), random(40, 64, seed=1).bfloat16()
     kernels.linear(torch.full((3, 64), NAN), kernels.pack(weight))  # the next product takes over its memory
     assert kernels.linear(x, kernels.pack(weight[:, :63])).isfinite().all()

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,8 +16,15 @@ from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.kernels import CpuKernels, batches_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.int8: 1e-3}
+"""Allowed error of a result, by the dtype of the pool, whose own rounding the reference shares.
+
+int8: queries and weights are rounded to 15 bits. That moves a score by at most scale * sum(|key|) * max(|query|) /
+65534, which is below 7e-4 for normal numbers in 256 dimensions, and a result by that times the spread of the values;
+signs cancel, and 2e-4 is the most that 1,500 random cases have shown. A wrong code of a value is off by 2e-2 times its
+weight.
+"""
 NAN = {torch.int8: -1}
-"""What fills a pool so that all of its floats are NaN."""
+"""Number that fills a pool so that all of its floats are NaN."""
 
 
 class Row(NamedTuple):
@@ -58,7 +65,8 @@ class Heads(NamedTuple):
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes [..., D] in int8 of a float32 tensor, and the scale [..., 1] of each row."""
     largest = x.abs().amax(-1, keepdim=True)
-    return torch.round(x * (127 / largest)).to(torch.int8), largest / 127
+    factors = torch.full_like(largest, 127) / largest  # `127 / largest` multiplies by a rounded reciprocal
+    return torch.round(x * factors).to(torch.int8), largest / 127
 
 
 class Case:
@@ -117,7 +125,7 @@ class Case:
         return codes.double() * scales.double()
 
     def run(self, kernels: CpuKernels | None = None) -> list[Tensor]:
-        """What the kernel makes of each row."""
+        """The kernel's result for each row."""
         rows = self.rows
         num_computed_tokens = np.array([row.start for row in rows])
         query_lens = np.array([row.width for row in rows])
@@ -172,6 +180,7 @@ rows = st.builds(Row, st.one_of(st.integers(0, 40), st.integers(200, 600)), st.o
 
 
 @settings(max_examples=60, deadline=None)
+@example([Row(0, 40)], Heads(6, 3, 80, 1), torch.int8, 26)  # a value lies within 1e-6 of a tie between two codes
 @given(
     rows=st.lists(rows, min_size=1, max_size=5),
     heads=shapes,
@@ -196,7 +205,7 @@ def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     [{"soft_cap": 2.0}, {"sinks": True}, {"value_dim": 24}, {"value_dim": 72}, {"chunk": 48}, {"scale": 0.4}],
     ids=str,
 )
-def test_what_other_families_ask_for(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_options_of_other_families(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(90, 20)]
     Case(kernels, rows, Heads(4, 2, 40, 16, **options), dtype).check()
 
@@ -249,7 +258,7 @@ def test_large_scores_do_not_overflow(kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("end", [49, 50])
-def test_what_was_written_is_read_by_the_next_step(kernels: CpuKernels, end: int, dtype: torch.dtype) -> None:
+def test_the_next_step_reads_written_keys_and_values(kernels: CpuKernels, end: int, dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 32, 16)
     case = Case(kernels, [Row(0, end)], heads, dtype)
     whole = case.run()[0]

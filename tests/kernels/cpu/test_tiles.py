@@ -55,7 +55,7 @@ def test_a_row_is_the_same_in_tiles_of_any_number_of_rows(kernels: CpuKernels, m
             assert these.linear_argmax(x[:count], packed).tolist() == together[:count].argmax(1).tolist()
 
 
-def test_what_is_not_finite_stays_in_its_row(kernels: CpuKernels) -> None:
+def test_numbers_that_are_not_finite_stay_in_their_row(kernels: CpuKernels) -> None:
     x, packed = random(20, 50), kernels.pack(random(40, 50, seed=1).bfloat16())
     expected = kernels.linear(x, packed)
     x[3, 7], x[11, 49] = float("nan"), float("inf")

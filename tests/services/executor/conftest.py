@@ -1,11 +1,10 @@
-"""Every test of the CPU device holds for both ways of computing."""
+"""Tests of models hold for both ways of computing layers."""
 
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from pagewire.kernels.cpu import build
 from tests.support.device import Driver
 
 Drive = Callable[..., Driver]
@@ -13,7 +12,5 @@ Drive = Callable[..., Driver]
 
 @pytest.fixture(scope="module", params=["compiled", "pytorch"])
 def drive(request: pytest.FixtureRequest) -> Drive:
-    """`Driver` with compiled kernels, or in plain PyTorch as on a machine without a compiler."""
-    if request.param == "compiled":
-        build.load()
+    """`Driver` with the compiled kernels, or with layers and attention in PyTorch, from which a GPU's are built."""
     return partial(Driver, compiled=request.param == "compiled")

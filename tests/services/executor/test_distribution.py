@@ -1,7 +1,6 @@
 """Over 20,000 draws on a tiny vocabulary, every parameter that changes the distribution gives the exact one."""
 
 import math
-from collections.abc import Callable
 from ctypes import addressof
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
 from pagewire.services.executor.devices.cpu.compiled_backend import _pointers
-from pagewire.services.executor.devices.edits import edit, slot_edits
+from pagewire.services.executor.devices.edits import slot_edits
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
-from pagewire.services.executor.devices.pytorch_sampling import sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, record
 from tests.support.distribution import Case, exact
 
@@ -83,15 +81,7 @@ def logits() -> torch.Tensor:
     return torch.tensor(LOGITS, dtype=torch.float32)[None].clone()
 
 
-def draw_pytorch(case: Case) -> list[int]:
-    one, state = logits(), slot_edits(edits_of(case), CAPACITY)
-    row = record_of(case)
-    edit(one, np.array([row]), positions(1), [state], [(0, case.stops)])
-    tokens: list[int] = sample(one.repeat(DRAWS, 1), np.tile(row, DRAWS), positions(DRAWS)).tolist()
-    return tokens
-
-
-def draw_compiled(case: Case) -> list[int]:
+def draw(case: Case) -> list[int]:
     kernels, one, state = CpuKernels(build.load(), 1), logits(), slot_edits(edits_of(case), CAPACITY)
     records = np.array([record_of(case)])
     edits, stops = (LogitEdits * 1)(_pointers(state)), np.array([case.stops or (-1,)])
@@ -102,9 +92,8 @@ def draw_compiled(case: Case) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("draw", [draw_pytorch, draw_compiled])
 @pytest.mark.parametrize("name", CASES)
-def test_draws_follow_the_exact_distribution(name: str, draw: Callable[[Case], list[int]]) -> None:
+def test_draws_follow_the_exact_distribution(name: str) -> None:
     expected = exact(LOGITS, PROMPT, OUTPUT, CASES[name]) * DRAWS
     observed = np.bincount(draw(CASES[name]), minlength=VOCABULARY)
     kept = expected > 0

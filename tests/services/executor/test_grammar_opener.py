@@ -155,7 +155,7 @@ def test_a_forced_token_is_the_only_one_that_its_mask_allows(text: str) -> None:
     assert found > 10
 
 
-def test_what_is_not_sampled_is_never_the_last_token() -> None:
+def test_a_forced_token_is_never_the_last() -> None:
     text = 'start: "The morning train left"'
     ids = opened(text).forced(np.array([2]))[0]
     assert LIBRARY.decode(ids) == "The morning train left"

@@ -1,4 +1,4 @@
-"""What becomes of a launched step's rows."""
+"""The rows of a launched step, and its columns when it has ended."""
 
 import msgspec
 import numpy as np

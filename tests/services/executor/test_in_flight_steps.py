@@ -40,7 +40,7 @@ def step(start: int, width: int = 1) -> InFlightStep:
     return InFlightStep(batch, one, one, np.full((1, 1), -1), np.array([False]), changes=0)
 
 
-def test_steps_are_collected_in_order_with_what_they_were_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_collected_in_order_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = InFlightSteps(Clocked(monkeypatch))
     assert (len(steps), steps.full) == (0, False)
     plans = [plan(1), plan(2)]
@@ -65,7 +65,7 @@ def test_the_time_of_a_step_begins_with_the_end_of_the_one_before(monkeypatch: p
     assert steps.collect().elapsed == 2.0
 
 
-def test_what_is_discarded_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discarded_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch)
     steps = InFlightSteps(device)
     steps.launch(step(3), 1, [])

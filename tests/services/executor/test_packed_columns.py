@@ -13,7 +13,7 @@ numbers = st.lists(st.integers(0, 2**32 - 1))
 
 
 @given(numbers)
-def test_a_column_is_what_was_packed(values: list[int]) -> None:
+def test_a_column_holds_the_packed_numbers(values: list[int]) -> None:
     assert column(pack(values)).tolist() == values
     assert packed(np.array(values, np.int64)) == pack(values)
 

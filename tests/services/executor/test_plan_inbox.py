@@ -32,7 +32,7 @@ def test_plans_are_dense_and_in_order_whatever_arrives(sent: list[int]) -> None:
     assert inbox.last == dense - 1
 
 
-def test_what_waits_behind_a_gap_is_bounded() -> None:
+def test_plans_behind_a_gap_are_bounded() -> None:
     inbox = PlanInbox()
     inbox.begin(1)
     for number in range(2, MAX_OUT_OF_ORDER + 10):

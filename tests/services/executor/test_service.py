@@ -12,7 +12,7 @@ import pytest
 
 from pagewire.services.executor import service, step_thread
 from pagewire.services.executor.devices import capacity
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.service import Executor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
@@ -89,7 +89,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
 
 @pytest.mark.anyio
-async def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
+async def test_the_answer_to_a_claim_has_the_capacity(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         assert await bench.claim(4) == Claimed(
             executor=INSTANCE,
@@ -241,7 +241,7 @@ async def test_the_service_of_a_device_that_does_not_recover_reports_the_step_an
 
 
 @pytest.mark.anyio
-async def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_is_not_answered_while_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = threading.Event()
     device = FakeDevice(replace(CAPACITY, num_blocks=7))
 

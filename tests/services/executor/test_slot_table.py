@@ -22,7 +22,7 @@ TABLE = -(-CAPACITY.max_model_len // BLOCK)
 
 @dataclass
 class Sequence:
-    """What the model knows of one sequence."""
+    """One sequence as the model of the table has it."""
 
     seed: int
     tokens: list[int]
@@ -274,7 +274,7 @@ def test_slot_and_blocks_are_reused_within_one_plan() -> None:
     assert remaining.tolist() == [1, 2]
 
 
-def test_a_limit_below_what_is_computed_stops_the_slot() -> None:
+def test_a_limit_below_the_computed_positions_stops_the_slot() -> None:
     table = running(add(0, 1, range(6), [0, 1], computed=5))
     table.apply(plan(2, limits=[(0, 3)]))
     assert table.launch() is None
@@ -317,7 +317,7 @@ def test_clear_frees_every_slot() -> None:
         plan(2, budget=0),
     ],
 )
-def test_what_contradicts_the_table_is_refused(broken: Plan) -> None:
+def test_a_plan_that_contradicts_the_table_is_refused(broken: Plan) -> None:
     table = running(add(0, 1, [3], [0]))
     with pytest.raises(PlanViolation):
         table.apply(broken)

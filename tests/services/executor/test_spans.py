@@ -96,7 +96,7 @@ def test_a_sequence_that_leaves_before_its_first_token_has_no_span() -> None:
     assert recorder.found == []
 
 
-def test_a_new_term_ends_what_the_old_one_left() -> None:
+def test_a_new_term_ends_the_spans_of_the_old_one() -> None:
     recorder = Recorder()
     recorder.ran((7, 5, Finish.NONE), plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))])
     recorder.ran(plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))], term=2)

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.results import PlanRefused
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.step_loop import sampling_record
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
@@ -18,7 +18,7 @@ from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling, to
 
 @pytest.fixture(params=[1, 2])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """What the loop says is the same however many steps are in flight."""
+    """The loop's results are equal however many steps are in flight."""
     made = Run(depth=request.param)
     yield made
     made.finish()
@@ -235,7 +235,7 @@ def test_a_step_of_dead_rows_answers_its_plans(ahead: Run) -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_is_in_flight_when_a_term_ends_is_dropped(ahead: Run, refused: bool) -> None:
+def test_steps_in_flight_when_a_term_ends_are_dropped(ahead: Run, refused: bool) -> None:
     ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
     ahead.entered()
     ahead.entered()
@@ -255,7 +255,7 @@ def test_what_is_in_flight_when_a_term_ends_is_dropped(ahead: Run, refused: bool
     assert not ahead.device.pending
 
 
-def test_closing_lands_what_is_in_flight(ahead: Run) -> None:
+def test_closing_waits_for_the_steps_in_flight(ahead: Run) -> None:
     ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
     ahead.entered()
     ahead.entered()

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
@@ -50,7 +50,7 @@ class Text:
 
     @property
     def whole(self) -> list[int]:
-        """What a device that runs one sequence, one token at a time, would generate."""
+        """The tokens of a device that runs one sequence, one token at a time."""
         found: list[int] = []
         while len(found) < self.most and not (found and found[-1] in self.stop_ids):
             found.append(token_at(self.key, len(self.prompt) + len(found)))
@@ -97,7 +97,7 @@ class Memory(FakeDevice):
         return pending
 
     def _behind(self, batch: StepBatch, row: int) -> list[int]:
-        """What follows the token that a row samples, never the last token of the text."""
+        """The forced tokens behind the token that a row samples, never the last token of the text."""
         key, place = int(self.records[int(batch.slots[row])]["key"]), int(batch.ends[row]) + 1
         text = self._texts[key]
         left = len(text.prompt) + len(text.whole) - 1 - place

@@ -60,7 +60,7 @@ async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytes
 
 
 @pytest.mark.anyio
-async def test_what_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_that_cannot_be_opened_raises_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(settings: Settings, folder: Path) -> FakeDevice:
         raise ConfigurationError("no such device")
 

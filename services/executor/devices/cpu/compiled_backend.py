@@ -6,17 +6,19 @@ from ctypes import addressof
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address, batches_of
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledAttention
+from pagewire.services.executor.devices.cpu.device import Backend
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 
 
-class CompiledBackend:
-    """A `Backend` whose result for a row is bitwise independent of the other rows of the batch."""
+class CompiledBackend(Backend):
+    """Attention and sampling whose result for a row is bitwise independent of the other rows of the batch."""
 
     def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._kernels = kernels
@@ -38,13 +40,13 @@ class CompiledBackend:
         shapes = (kernels.pool_shapes(1, spec.layers[i], block_size, dtype) for i in spec.groups.shared)
         return sum(math.prod(shape) for pair in shapes for shape in pair) * dtype.itemsize
 
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        """See `Backend.attention`."""
+    @override
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
         batches = batches_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
         return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers)
 
+    @override
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
-        """See `Backend.edit`."""
         for slot in rows.tolist():
             edits = slots.edits[slot]
             if edits is not self._edited[slot]:
@@ -52,12 +54,12 @@ class CompiledBackend:
                 self._edited[slot] = edits
         self._kernels.edit_logits(logits, self._sampler_input(slots), rows, positions)
 
+    @override
     def sample(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> Int64:
-        """See `Backend.sample`."""
         return self._kernels.sample(logits, self._sampler_input(slots), rows, positions)
 
+    @override
     def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
-        """See `Backend.reduce_logprobs`."""
         return self._kernels.reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
 
     def _sampler_input(self, slots: CpuSlots) -> SamplerInput:
@@ -69,17 +71,17 @@ class CompiledBackend:
 
 
 def _pointers(edits: SlotEdits) -> LogitEdits:
-    how = edits.how
+    values = edits.edits
     return LogitEdits(
         allowed=0 if edits.allowed is None else address(edits.allowed),
-        bias_ids=address(how.bias_ids),
-        biases=address(how.biases),
-        num_biases=len(how.bias_ids),
+        bias_ids=address(values.bias_ids),
+        biases=address(values.biases),
+        num_biases=len(values.bias_ids),
         seen=0 if edits.seen is None else address(edits.seen),
-        bad_words=address(how.bad_words),
-        num_bad_words=len(how.bad_words),
+        bad_words=address(values.bad_words),
+        num_bad_words=len(values.bad_words),
         history=0 if edits.history is None else address(edits.history),
-        num_prompt_tokens=how.num_prompt_tokens,
+        num_prompt_tokens=values.num_prompt_tokens,
     )
 
 

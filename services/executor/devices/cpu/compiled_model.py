@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pagewire.kernels import attention_layer
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Form, Layer, Pool
@@ -25,20 +26,20 @@ from pagewire.services.executor.models.spec import HeadNorm, Placement
 
 
 class CompiledAttention(msgspec.Struct, frozen=True):
-    """The attention of one step, an `AttentionFn`."""
+    """The attention of one step, as an `AttentionFn`. A msgspec struct, which is fast to create."""
 
     kernels: CpuKernels
     batches: Array[Batch]
-    """Result of `batches_of`."""
+    """Rows and block tables by group of layers, from `batches_of`."""
     groups: Sequence[int]
-    """Group of each layer."""
+    """Index in `batches` of each layer's group."""
     layers: Sequence[attention_layer.Attention]
-    """See `ModelSpec.layers`."""
+    """The constants of each layer's attention."""
     pools: Sequence[Pool]
     """KV pool of each layer."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """See `AttentionFn`."""
+        """Writes `k` and `v` to the pool, and returns the attention of `q`."""
         if q.dtype != torch.float32:
             return self(layer, q.float(), k.float(), v.float(), sinks).to(q.dtype)
         batch = self.batches[self.groups[layer]]
@@ -64,15 +65,16 @@ class CompiledLM(CausalLM):
         """[V, D]."""
         return self.model.embedding
 
+    @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        """See `CausalLM.forward`."""
         if self.decoder is not None and isinstance(attend, CompiledAttention):
             return self.decoder(token_ids, positions, attend.batches, attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
+    @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `CausalLM.logits`. Without `out` the next call overwrites the result: freeing and allocating so much
+        """Returns float32 logits. Without `out` the next call overwrites the result: freeing and allocating so much
         memory can take longer than the product.
         """
         if out is None:
@@ -81,8 +83,8 @@ class CompiledLM(CausalLM):
             out = self._logits[: len(hidden)]
         return self.model.capped(self.head.forward(hidden, out))
 
+    @override
     def argmax(self, hidden: Tensor) -> Int64:
-        """See `CausalLM.argmax`."""
         return self._argmax(hidden)
 
 
@@ -90,7 +92,7 @@ class Embedding(nn.Module):
     """`nn.Embedding` with float32 output."""
 
     def __init__(self, rows: Packed, weight: Tensor, kernels: CpuKernels) -> None:
-        """`rows` are those of `weight` [V, D], which has no memory if they are integers."""
+        """`rows` hold `weight` [V, D], which itself has no memory if they are integers."""
         super().__init__()
         self.rows, self.weight = rows, weight
         self._kernels = kernels
@@ -114,7 +116,7 @@ class Norm(nn.Module):
         return self._kernels.normalize(x, *self.pair, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`."""
+        """Returns the norm of x + residual, and the sum itself."""
         total = x + residual
         return self(total), total
 
@@ -128,7 +130,7 @@ class Activation(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Activate.forward`."""
+        """[T, inputs] -> [T, outputs]; of gates, half as many outputs."""
         return self._kernels.activate(x, self.kind, gated=self.gated)
 
 
@@ -141,7 +143,7 @@ class Rotary(nn.Module):
         self._kernels = kernels
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
-        """See `RotaryEmbedding.forward`; the dtype is float32."""
+        """Returns the rotation of heads at int64 `positions` [T], which is computed in float32."""
 
         def rotate(x: Tensor) -> Tensor:
             self._kernels.rotate(x, self.table, positions)
@@ -154,7 +156,7 @@ class PackedExperts(nn.Module):
     """`Experts` whose weights are packed already, for `Mixture`."""
 
     def __init__(self, plain: Experts, pairs: Sequence[tuple[Packed, Packed]]) -> None:
-        """`pairs` are the gates and values of each expert, and its output."""
+        """`pairs`: of each expert the product of gates and values, and the product of its output."""
         super().__init__()
         self.spec, self.activation, self.pairs = plain.spec, plain.activation, pairs
 

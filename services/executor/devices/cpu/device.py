@@ -10,18 +10,19 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import (
     LogprobsMode,
     join_logprobs,
     prompt_slices,
     unpack_logprobs,
 )
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import process
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Device, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.shared.sampling_parameters import Record
 
@@ -33,8 +34,8 @@ class Backend(Protocol):
     """The KV pool: keys and values of each layer, which layers of several groups share. The first dimension is blocks,
     the backend chooses the others."""
 
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
+        """Returns the attention of one step."""
 
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
         """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
@@ -43,7 +44,7 @@ class Backend(Protocol):
         """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V]."""
 
     def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
-        """See `pagewire.services.executor.devices.logprobs.reduce_logprobs`."""
+        """Returns the report on `tokens`, as `devices.logprobs.reduce_logprobs` does."""
 
 
 def multiplies_bf16(cpuinfo: Path) -> bool:
@@ -67,12 +68,12 @@ class Done(msgspec.Struct, frozen=True):
     forced: Mapping[int, Sequence[int]] = {}
 
     def wait(self) -> Int64:
-        """See `PendingStep.wait`."""
+        """Returns the tokens at once."""
         return self.tokens
 
 
-class CpuDevice:
-    """A `Device` that computes on the caller's thread, so that a second step in flight would gain nothing."""
+class CpuDevice(Device):
+    """A device that computes on the caller's thread, so that a second step in flight would gain nothing."""
 
     depth = 1
     recovers = True
@@ -86,13 +87,19 @@ class CpuDevice:
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         self.capacity = capacity
-        self.busy = 0.0
+        self._busy = 0.0
         self._model = model
         self._slots = CpuSlots(capacity)
         self._backend = backend
         self._cores = cores
         self._mode = mode
 
+    @property
+    @override
+    def busy(self) -> float:
+        return self._busy
+
+    @override
     def add(
         self,
         slot: int,
@@ -101,29 +108,30 @@ class CpuDevice:
         stop_ids: Sequence[int] = (),
         edits: Edits | None = None,
     ) -> None:
-        """See `Device.add`."""
         self._slots.add(slot, blocks, sampling, stop_ids, edits)
 
+    @override
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.extend`."""
         self._slots.extend(slots, blocks)
 
+    @override
     def remove(self, slot: int) -> None:
         """Does nothing: the next `add` overwrites the slot."""
 
+    @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Device.copy`."""
         shared = {id(pool): pool for pool in chain.from_iterable(self._backend.layers)}
         for pool in shared.values():
             pool[list(targets)] = pool[list(sources)]
 
+    @override
     def launch(self, batch: StepBatch) -> Done:
-        """See `Device.launch`. The step has ended when this method returns."""
+        """Computes a step, which has ended when this method returns."""
         began = time.perf_counter()
         self._cores.adjust(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         masks = self._slots.masks.start(slots[batch.samples])
-        attend = self._backend.attention(batch, self._slots, positions)
+        attend = self._backend.attention(batch, self._slots)
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         prompt = self._prompt_logprobs(batch, hidden)
@@ -141,7 +149,7 @@ class CpuDevice:
         forced: dict[int, list[int]] = {}
         if masks is not None:
             forced = {int(rows[index]): ids for index, ids in self._slots.masks.forced(slots[rows]).items()}
-        self.busy += time.perf_counter() - began
+        self._busy += time.perf_counter() - began
         return Done(tokens, candidates, logprobs, prompt, forced=forced)
 
     def _prompt_logprobs(self, batch: StepBatch, hidden: Tensor) -> Logprobs | None:
@@ -169,7 +177,7 @@ class CpuDevice:
         if edited:
             self._backend.edit(logits, self._slots, slots, positions)
         if len(reporting) and self._mode.processed:
-            reported = process(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
+            reported = processed_logits(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
         counts = self._slots.num_candidates[slots]
         candidates = top_candidates(logits, rows, counts) if counts.any() else None
         tokens = self._backend.sample(logits, self._slots, slots, positions)
@@ -182,19 +190,19 @@ class CpuDevice:
     def _logprobs(
         self, logits: Tensor, tokens: Int64, rows: Int64, slots: Int64, positions: Int64, reporting: Int64
     ) -> Logprobs | None:
-        """Returns what is reported of the `tokens` [R] with the indices `reporting` [M], whose logits are [M, V]."""
+        """Returns the report on the `tokens` [R] with the indices `reporting` [M], whose logits are [M, V]."""
         sampled = (tokens[reporting] >= 0).nonzero()[0]
         if not len(sampled):
             return None
-        some = reporting[sampled]
-        counts = self._slots.num_logprobs[slots[some]]
+        reported = reporting[sampled]
+        counts = self._slots.num_logprobs[slots[reported]]
         if len(sampled) < len(reporting):
             logits = logits[torch.from_numpy(sampled)]
-        chosen, most = torch.from_numpy(tokens[some]), int(counts.max())
+        chosen, most = torch.from_numpy(tokens[reported]), int(counts.max())
         reduced = self._backend.reduce_logprobs(logits, chosen, most, normalized=self._mode.normalized)
-        return unpack_logprobs(reduced.numpy(), rows[some], positions[some], counts)
+        return unpack_logprobs(reduced.numpy(), rows[reported], positions[reported], counts)
 
+    @override
     def close(self) -> None:
-        """Drops the model and the KV pool."""
         del self._model, self._backend
         self._slots.masks.close()

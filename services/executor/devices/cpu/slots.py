@@ -43,7 +43,7 @@ class CpuSlots:
     def add(
         self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int], edits: Edits | None
     ) -> None:
-        """See `Device.add`."""
+        """Puts a sequence into a slot, as `Device.add` describes it."""
         groups = len(self.tables)
         entries = self._counts[slot] = len(blocks) // groups
         self.tables[:, slot, :entries] = np.reshape(blocks, (entries, groups)).T
@@ -55,7 +55,7 @@ class CpuSlots:
         self._plain[slot] = edits is None and all(sampling[name] == _NEUTRAL[name] for name in _WITH_EFFECT)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.extend`."""
+        """Appends an entry to the block table of each of `slots`."""
         groups = len(self.tables)
         for i, slot in enumerate(slots):
             self.tables[:, slot, self._counts[slot]] = blocks[i * groups : (i + 1) * groups]
@@ -77,12 +77,6 @@ class CpuSlots:
             edits = self.edits[slots[row]]
             if edits is not None and tokens[row] >= 0:
                 edits.append(int(positions[row]), int(tokens[row]))
-
-    def banned(self, slots: Int64, positions: Int64) -> list[tuple[int, list[int]]]:
-        """Returns the rows of `slots` [R] that must not end at `positions` [R] yet, with their stop ids."""
-        early = np.flatnonzero(positions < self._min_lengths[slots]).tolist()
-        ids = self.stop_ids.table
-        return [(row, ids[slots[row]][ids[slots[row]] >= 0].tolist()) for row in early]
 
 
 _NEUTRAL = record()

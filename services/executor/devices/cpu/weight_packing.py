@@ -23,7 +23,7 @@ from pagewire.services.executor.models.weights import Parts, read_part
 _log = structlog.get_logger()
 
 VOCABULARY_BITS = 6
-"""Least bits to which the vocabulary's weights are rounded: they matter more to the quality than others."""
+"""Least bits to which the vocabulary's weights are rounded: they matter more to the quality than other weights."""
 
 
 class CpuPacking(msgspec.Struct, frozen=True):
@@ -31,10 +31,10 @@ class CpuPacking(msgspec.Struct, frozen=True):
 
     kernels: CpuKernels
     bits: int | None
-    """8 or 4: to which plain weights are rounded; None: they stay plain."""
+    """Bits to which plain weights are rounded, 8 or 4; None: they stay plain."""
 
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
-        """See `Packing.pack`: replaces each module whose weights are integers, or become such."""
+        """Replaces each module whose weights are integers, or become integers."""
         packer = _Packer(source, dtype, self.kernels)
         embedding, head = model.embedding, model.lm_head
         routers = {id(part) for part in model.modules() if isinstance(part, MixtureOfExperts) for part in part.routers}
@@ -83,7 +83,7 @@ class _Packer:
 
     Attributes:
         matrices: how many tensors have been packed, by bits.
-        nbytes: their memory.
+        nbytes: memory of the packed tensors.
     """
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, kernels: CpuKernels) -> None:
@@ -94,7 +94,7 @@ class _Packer:
     def pack(self, weights: Parts, biases: Parts, shape: torch.Size, bits: int | None) -> Packed | None:
         """Returns the parts of a matrix of `shape` side by side; None if none of them is an integer matrix."""
         integers = {name: self._integers(name, stored, shape, bits) for name, stored in weights.items()}
-        if all(found is None for found in integers.values()):
+        if all(matrix is None for matrix in integers.values()):
             return None
         added = [self._read(name, stored, shape[:1]) for name, stored in biases.items()]
         parts = []
@@ -106,10 +106,10 @@ class _Packer:
                 parts.append(self._kernels.pack(torch.cat(plain), bias))
                 continue
             # One product takes less time than several, which would each round their inputs.
-            found = IntegerWeights.concatenated([one for _, one in named if one is not None])
-            fields = (found.codes, found.bits, found.scales, found.zero, found.minima)
+            joined = IntegerWeights.concatenated([one for _, one in named if one is not None])
+            fields = (joined.codes, joined.bits, joined.scales, joined.zero, joined.minima)
             parts.append(self._kernels.pack_integers(*fields, bias))
-            self.matrices[f"int{found.bits}"] += len(named)
+            self.matrices[f"int{joined.bits}"] += len(named)
             self.nbytes += parts[-1].nbytes
         return side_by_side(parts)
 

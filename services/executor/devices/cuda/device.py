@@ -17,10 +17,10 @@ from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepM
 from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
+from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Edits, Int64, StepBatch
-from pagewire.services.executor.devices.pytorch_sampling import process
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.shared.sampling_parameters import RECORD, Record
@@ -240,7 +240,7 @@ class CudaDevice:
         else:
             logits = sampler.logits.index_select(0, index)
         if mode.processed:
-            logits = process(logits, records)
+            logits = processed_logits(logits, records)
         counts: Int64 = records["num_logprobs"]
         tokens = sampler.tokens.index_select(0, index).long()
         reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)

@@ -8,7 +8,6 @@ import torch
 
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
@@ -22,6 +21,7 @@ from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPo
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.defaults import GPU, slots_of
+from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.config_json import Common, parse, weights_dtype
@@ -97,7 +97,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        plain = prove(plain, PyTorchBackend, settings.block_size, length)
+        plain = prove(plain, GatheredPool, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = slots_of(settings), settings.block_size

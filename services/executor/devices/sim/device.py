@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Device, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.devices.sim.roofline import Roofline
 from pagewire.shared.sampling_parameters import RECORD, Record
 
@@ -62,7 +63,7 @@ class SimulatedStep:
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def wait(self) -> Int64:
-        """See `PendingStep.wait`."""
+        """Sleeps until the step's end, and returns the tokens."""
         left = self.end - time.monotonic()
         if left > 0:
             time.sleep(left)  # stands for the computation
@@ -70,8 +71,8 @@ class SimulatedStep:
         return self.tokens
 
 
-class SimDevice:
-    """A simulated `Device`. It never samples the model's end-of-text ids, but may sample a request's own stop ids.
+class SimDevice(Device):
+    """A simulated device. It never samples the model's end-of-text ids, but may sample a request's own stop ids.
 
     A row that is launched after the end of its sequence takes time, as on a GPU. If the capacity allows more than one
     token per row, a row that samples has any number of them, drawn like the tokens, which are the same in all cases.
@@ -81,7 +82,7 @@ class SimDevice:
     recovers = True
 
     def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
-        """`roofline` None: steps take no time.
+        """`roofline` gives the time of a step; None: steps take no time.
 
         Raises:
             ValueError: every token of the vocabulary is in `eos_ids`.
@@ -97,10 +98,11 @@ class SimDevice:
         self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
 
     @property
+    @override
     def busy(self) -> float:
-        """See `Device.busy`; by the simulated clock."""
         return self._clock.busy
 
+    @override
     def add(
         self,
         slot: int,
@@ -109,20 +111,23 @@ class SimDevice:
         stop_ids: Sequence[int] = (),
         edits: Edits | None = None,
     ) -> None:
-        """See `Device.add`. Edits have no effect: there are no logits."""
+        """Puts a sequence into a free slot. Edits have no effect: there are no logits."""
         self._records[slot], self._stop_ids[slot] = sampling, frozenset(stop_ids)
 
+    @override
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Does nothing: there is no KV cache."""
 
+    @override
     def remove(self, slot: int) -> None:
         """Does nothing: the next `add` overwrites the slot."""
 
+    @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Does nothing: there is no KV cache."""
 
+    @override
     def launch(self, batch: StepBatch) -> SimulatedStep:
-        """See `Device.launch`."""
         rows = np.flatnonzero(batch.samples)
         token_counts, positions = None, batch.ends[rows]
         if self.capacity.max_row_tokens > 1:

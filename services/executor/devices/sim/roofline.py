@@ -60,7 +60,7 @@ class PromptTile:
     """Queries times heads."""
     keys: int
     instructions: int
-    """Of each warp, in the compiled code: tests/kernels/triton/test_machine_code.py counts them again."""
+    """Instructions of each warp, in the compiled code: tests/kernels/triton/test_machine_code.py counts them again."""
     warps: int = 8
 
     @property
@@ -74,7 +74,7 @@ PROMPT_TILES = {
     89: PromptTile(128, 32, 305),
     90: PromptTile(128, 64, 401),
 }
-"""By compute capability times ten."""
+"""The tile of each GPU, by compute capability times ten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.llama import ACTIVATIONS, ActivationName, LlamaConfig
@@ -22,8 +24,9 @@ class GemmaConfig(LlamaConfig, frozen=True, kw_only=True):
     head_dim: Positive | None = 256
     tie_word_embeddings: bool = True
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`. "gelu" in config.json means its approximation by tanh."""
+        """Returns the decoder; "gelu" in config.json means its approximation by tanh."""
         return replace(_gemma(LlamaConfig.spec(self)), activation=ACTIVATIONS[TANH])
 
 
@@ -45,17 +48,17 @@ class Gemma2Config(SlidingConfig, frozen=True, kw_only=True):
         if self.use_bidirectional_attention:
             raise ValueError("attention to later positions is not supported")
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "full_attention" if layer % 2 else "sliding_attention"
 
+    @override
     def attention(self, window: int) -> Attention:
-        """See `LlamaConfig.attention`."""
         scale, cap = self.query_pre_attn_scalar**-0.5, self.attn_logit_softcapping or 0.0
         return Attention(self.num_attention_heads, self.kv_heads, self.head_size, scale, window, soft_cap=cap)
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(
             _gemma(SlidingConfig.spec(self)),
             placement=Placement.AROUND,
@@ -79,14 +82,14 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
     sliding_window_pattern: Positive = 6
     """Every layer whose number, counted from 1, is a multiple of it has no window."""
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "sliding_attention" if (layer + 1) % self.sliding_window_pattern else "full_attention"
 
+    @override
     def ropes(self) -> tuple[Rope | None, ...]:
-        """See `LlamaConfig.ropes`."""
         return ropes_by_kind(self, self.rope_local_base_freq)
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(Gemma2Config.spec(self), head_norm=HeadNorm.EACH)

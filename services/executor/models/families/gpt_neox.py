@@ -48,8 +48,8 @@ class GPTNeoXConfig(Common, frozen=True, kw_only=True):
         """Returns the model's description."""
         heads = self.num_attention_heads
         head_size = self.hidden_size // heads
-        given = {"partial_rotary_factor": self.rotary_pct, **(self.rope_parameters or self.rope_scaling or {})}
-        rope = read_rope(given, self.rotary_emb_base, self.max_position_embeddings, partial=None)
+        parameters = {"partial_rotary_factor": self.rotary_pct, **(self.rope_parameters or self.rope_scaling or {})}
+        rope = read_rope(parameters, self.rotary_emb_base, self.max_position_embeddings, partial=None)
         layer = LayerSpec(Attention(heads, heads, head_size, head_size**-0.5), rope)
         return DecoderSpec(
             vocab_size=self.vocab_size,

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and all models that are published in the format of Llama. Similar families override what differs."""
+"""Llama 1 to 3, and all models that are published in the format of Llama. Similar families override some settings."""
 
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ class LlamaConfig(Common, frozen=True, kw_only=True):
 
     @property
     def rope(self) -> Rope:
-        """The rotation of all layers that have no other."""
+        """The rotation of all layers without one of their own."""
         scaling = self.rope_parameters or self.rope_scaling
         return read_rope(scaling, self.rope_theta, self.max_position_embeddings)
 

@@ -1,6 +1,8 @@
-"""Mistral: Llama with one sliding window on every layer. Mixtral: the same with a mixture of experts."""
+"""Mistral: Llama with one sliding window on every layer. Mixtral: Mistral with a mixture of experts."""
 
 from dataclasses import replace
+
+from typing_extensions import override
 
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.llama import LlamaConfig
@@ -13,8 +15,9 @@ class MistralConfig(LlamaConfig, frozen=True, kw_only=True):
     sliding_window: Positive | None = None
 
     @property
+    @override
     def windows(self) -> tuple[int, ...]:
-        """See `LlamaConfig.windows`: the same window for every layer, or none."""
+        """The same window of every layer, or none."""
         return (self.sliding_window or 0,) * self.num_hidden_layers
 
 
@@ -26,12 +29,12 @@ class MixtralConfig(MistralConfig, frozen=True, kw_only=True):
     num_local_experts: Positive = 8
     num_experts_per_tok: Positive = 2
 
+    @override
     def experts(self) -> tuple[ExpertsSpec | None, ...]:
-        """See `LlamaConfig.experts`."""
         each = ExpertsSpec(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, normalized=True)
         return (each,) * self.num_hidden_layers
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         names = {"mlp": "block_sparse_moe", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
         return replace(MistralConfig.spec(self), names=names)

@@ -1,6 +1,8 @@
-"""OLMo 2: norms behind attention and feed-forward layer, and of all heads together. OLMo 3: the same with windows."""
+"""OLMo 2: norms behind attention and feed-forward layer, and of all heads together. OLMo 3: OLMo 2 with windows."""
 
 from dataclasses import replace
+
+from typing_extensions import override
 
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.llama import LlamaConfig
@@ -18,8 +20,8 @@ class Olmo2Config(LlamaConfig, frozen=True, kw_only=True):
 
     rms_norm_eps: float = 1e-5
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return _olmo(LlamaConfig.spec(self))
 
 
@@ -30,14 +32,14 @@ class Olmo3Config(SlidingConfig, frozen=True, kw_only=True):
     rope_theta: float = 500000.0
     sliding_window: Positive | None = 4096
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "sliding_attention" if (layer + 1) % 4 else "full_attention"
 
+    @override
     def ropes(self) -> tuple[Rope | None, ...]:
-        """See `LlamaConfig.ropes`."""
         return ropes_by_kind(self, self.rope_theta)
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return _olmo(SlidingConfig.spec(self))

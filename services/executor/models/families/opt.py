@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pagewire.services.executor.models.config_json import Common, Positive
 from pagewire.services.executor.models.layers import PackedLinear, embedding
@@ -134,7 +135,7 @@ class OPT(CausalLM):
         weight: Tensor = decoder.embed_tokens.weight
         return weight
 
+    @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        """See `CausalLM.forward`."""
         out: Tensor = self.model["decoder"](token_ids, positions, attend)
         return out

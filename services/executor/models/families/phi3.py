@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.mistral import MistralConfig
 from pagewire.services.executor.models.rope import Rope, read_rope
@@ -16,16 +18,17 @@ class Phi3Config(MistralConfig, frozen=True, kw_only=True):
     partial_rotary_factor: float | None = None
 
     @property
+    @override
     def rope(self) -> Rope:
-        """See `LlamaConfig.rope`. Early checkpoints call longrope "su" or "yarn"."""
-        given = dict(self.rope_parameters or self.rope_scaling or {})
-        kind = given.get("rope_type", given.get("type", "default"))
-        given["rope_type"] = "longrope" if kind in {"su", "yarn"} else kind
+        """Returns the rotation; early checkpoints call longrope "su" or "yarn"."""
+        parameters = dict(self.rope_parameters or self.rope_scaling or {})
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        parameters["rope_type"] = "longrope" if kind in {"su", "yarn"} else kind
         if self.original_max_position_embeddings is not None:
-            given.setdefault("original_max_position_embeddings", self.original_max_position_embeddings)
-        given.setdefault("partial_rotary_factor", self.partial_rotary_factor or 1.0)
-        return read_rope(given, self.rope_theta, self.max_position_embeddings, partial=None)
+            parameters.setdefault("original_max_position_embeddings", self.original_max_position_embeddings)
+        parameters.setdefault("partial_rotary_factor", self.partial_rotary_factor or 1.0)
+        return read_rope(parameters, self.rope_theta, self.max_position_embeddings, partial=None)
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(MistralConfig.spec(self), storage=Storage.WHOLE)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from pagewire.services.executor.models.families.sliding import Kind, SlidingConfig
 from pagewire.services.executor.models.spec import DecoderSpec
 
@@ -13,19 +15,21 @@ class QwenConfig(SlidingConfig, frozen=True, kw_only=True):
     max_window_layers: int = 28
     """Index of the first layer with a window, if there are no `layer_types`."""
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "sliding_attention" if layer >= self.max_window_layers else "full_attention"
 
     @property
+    @override
     def windows(self) -> tuple[int, ...]:
-        """See `LlamaConfig.windows`: the sliding layers have a window if `use_sliding_window` is set."""
+        """The window of each layer: sliding layers have one if `use_sliding_window` is set."""
         return self.sliding() if self.use_sliding_window else (0,) * self.num_hidden_layers
 
 
 class Qwen2Config(QwenConfig, frozen=True, kw_only=True):
     """config.json of Qwen2."""
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`. config.json does not state the bias."""
+        """Returns the decoder, with the bias of queries, keys and values, which config.json does not state."""
         return replace(QwenConfig.spec(self), qkv_bias=True, output_bias=False)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.qwen2 import QwenConfig
 from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm
@@ -12,6 +14,6 @@ class Qwen3Config(QwenConfig, frozen=True, kw_only=True):
 
     head_dim: Positive | None = 128
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(QwenConfig.spec(self), head_norm=HeadNorm.EACH)

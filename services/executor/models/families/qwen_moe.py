@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.llama import LlamaConfig
@@ -17,22 +18,22 @@ class QwenMoeConfig(QwenConfig, frozen=True, kw_only=True):
 
     num_experts: Annotated[int, msgspec.Meta(ge=0)] = 0
     num_local_experts: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The same, as transformers 5 writes it."""
+    """Name of `num_experts` in files that transformers 5 has written."""
     num_experts_per_tok: Positive
     moe_intermediate_size: Positive
     norm_topk_prob: bool = False
     decoder_sparse_step: Positive = 1
-    """Every layer whose number, counted from 1, is a multiple of it has experts."""
+    """Layers whose number, counted from 1, is a multiple of it have experts."""
     mlp_only_layers: tuple[int, ...] | None = None
-    """Layers without experts all the same."""
+    """Further layers without experts."""
 
     @property
     def shared(self) -> int:
-        """See `ExpertsSpec.shared`."""
+        """Width of the expert of all tokens, as in `ExpertsSpec`."""
         return 0
 
+    @override
     def experts(self) -> tuple[ExpertsSpec | None, ...]:
-        """See `LlamaConfig.experts`."""
         count = self.num_experts or self.num_local_experts
         if not count:
             return (None,) * self.num_hidden_layers
@@ -51,28 +52,30 @@ class Qwen2MoeConfig(QwenMoeConfig, frozen=True, kw_only=True):
     qkv_bias: bool = True
 
     @property
+    @override
     def shared(self) -> int:
-        """See `ExpertsSpec.shared`."""
         return self.shared_expert_intermediate_size
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`: every other layer below `max_window_layers`."""
+        """Returns the kind of a layer: every other one below `max_window_layers` has a window."""
         return "sliding_attention" if layer % 2 == 0 and layer < self.max_window_layers else "full_attention"
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(QwenMoeConfig.spec(self), qkv_bias=self.qkv_bias, output_bias=False)
 
 
 class Qwen3MoeConfig(QwenMoeConfig, frozen=True, kw_only=True):
     """config.json of Qwen3-MoE."""
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`: the window is that of every layer."""
+        """Returns the kind of a layer: all have the window."""
         return "sliding_attention"
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(QwenMoeConfig.spec(self), head_norm=HeadNorm.EACH)
 
 
@@ -87,12 +90,12 @@ class OlmoeConfig(LlamaConfig, frozen=True, kw_only=True):
     clip_qkv: None = None
     """Largest absolute value of queries, keys and values: not supported."""
 
+    @override
     def experts(self) -> tuple[ExpertsSpec | None, ...]:
-        """See `LlamaConfig.experts`."""
         count = self.num_experts or self.num_local_experts
         each = ExpertsSpec(count, self.num_experts_per_tok, self.intermediate_size, self.norm_topk_prob)
         return (each,) * self.num_hidden_layers
 
+    @override
     def spec(self) -> DecoderSpec:
-        """See `LlamaConfig.spec`."""
         return replace(LlamaConfig.spec(self), head_norm=HeadNorm.TOGETHER)

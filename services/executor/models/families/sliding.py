@@ -1,8 +1,9 @@
-"""What families share whose layers are of two kinds, some with a sliding window and some without."""
+"""Families whose layers are of two kinds, some with a sliding window and some without."""
 
 from typing import Annotated, Literal
 
 import msgspec
+from typing_extensions import override
 
 from pagewire.services.executor.models.families.llama import LlamaConfig
 from pagewire.services.executor.models.rope import Rope, read_rope
@@ -31,8 +32,8 @@ class SlidingConfig(LlamaConfig, frozen=True, kw_only=True):
         return self.layer_types or tuple(map(self.default_kind, range(self.num_hidden_layers)))
 
     @property
+    @override
     def windows(self) -> tuple[int, ...]:
-        """See `LlamaConfig.windows`."""
         return self.sliding()
 
     def sliding(self) -> tuple[int, ...]:
@@ -47,10 +48,10 @@ def ropes_by_kind(config: SlidingConfig, local_theta: float) -> tuple[Rope, ...]
     """
 
     def rope(kind: str) -> Rope:
-        full, given = kind == "full_attention", config.rope_parameters or {}
+        full, parameters = kind == "full_attention", config.rope_parameters or {}
         theta = config.rope_theta if full else local_theta
-        scaling = given.get(kind, (config.rope_scaling or given) if full else None)
+        scaling = parameters.get(kind, (config.rope_scaling or parameters) if full else None)
         return read_rope(scaling, theta, config.max_position_embeddings)
 
-    made = {kind: rope(kind) for kind in sorted(set(config.kinds))}
-    return tuple(made[kind] for kind in config.kinds)
+    ropes = {kind: rope(kind) for kind in sorted(set(config.kinds))}
+    return tuple(ropes[kind] for kind in config.kinds)

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from typing_extensions import override
+
 from pagewire.services.executor.models.config_json import Positive
 from pagewire.services.executor.models.families.sliding import Kind, SlidingConfig
 from pagewire.services.executor.models.rope import Rope
@@ -14,7 +16,7 @@ class SmolLM3Config(SlidingConfig, frozen=True, kw_only=True):
     rope_theta: float = 2e6
     use_sliding_window: bool = False
     no_rope_layers: tuple[Literal[0, 1], ...] | None = None
-    """Per layer, 1 if it rotates; by default those that are no multiple of `no_rope_layer_interval`."""
+    """Per layer, 1 if it rotates; by default all layers do but multiples of `no_rope_layer_interval`."""
     no_rope_layer_interval: Positive = 4
 
     def __post_init__(self) -> None:
@@ -27,15 +29,15 @@ class SmolLM3Config(SlidingConfig, frozen=True, kw_only=True):
             return bool(self.no_rope_layers[layer])
         return (layer + 1) % self.no_rope_layer_interval != 0
 
+    @override
     def ropes(self) -> tuple[Rope | None, ...]:
-        """See `LlamaConfig.ropes`."""
         return tuple(self.rope if self._rotates(layer) else None for layer in range(self.num_hidden_layers))
 
+    @override
     def default_kind(self, layer: int) -> Kind:
-        """See `SlidingConfig.default_kind`."""
         return "full_attention" if self._rotates(layer) else "sliding_attention"
 
     @property
+    @override
     def windows(self) -> tuple[int, ...]:
-        """See `LlamaConfig.windows`."""
         return self.sliding() if self.use_sliding_window else (0,) * self.num_hidden_layers

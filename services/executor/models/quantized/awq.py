@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     group_size: int | None = None
     """Inputs that share a scale; -1: all."""
     q_group_size: int | None = None
-    """The same, as early files name it."""
+    """Name of the field above in early files."""
     zero_point: Literal[True] = True
     version: Literal["gemm", "GEMM"] = "gemm"
 

@@ -39,12 +39,12 @@ Format = Literal[
     "dense",
 ]
 PATTERN = "re:"
-"""What a pattern of names begins with."""
+"""Prefix of an entry that is a pattern of names."""
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """How the weights of a group of modules are quantized."""
+    """The quantization of the weights of a group of modules."""
 
     num_bits: Literal[2, 3, 4, 5, 6, 7, 8] = 8
     type: Literal["int", "float"] = "int"
@@ -84,7 +84,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> Numbers:
-        """How the weights are quantized."""
+        """The quantization of the weights."""
         return self.weights or Numbers()
 
     @property

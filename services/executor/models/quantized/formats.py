@@ -24,7 +24,7 @@ FORMATS: Mapping[str, Format] = {
 }
 """Maps a `quant_method` to its format."""
 MODELOPT_FILE = "hf_quant_config.json"
-"""Where ModelOpt wrote its settings before it wrote them to config.json."""
+"""File of ModelOpt's settings, before ModelOpt wrote them to config.json."""
 BITSANDBYTES = "bitsandbytes"
 
 

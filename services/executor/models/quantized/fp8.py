@@ -21,7 +21,7 @@ from pagewire.services.executor.models.quantized.weight import (
 FP8 = ("F8_E4M3", "F8_E5M2")
 SCALES = (*FLOATS, "F8_E8M0")
 NAMES = ("weight_scale_inv", "weight_scale")
-"""Names of the scales. Weights are multiplied by both, whatever the first one says."""
+"""Names of the scales. Weights are multiplied by either, though the first is called an inverse."""
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from pagewire.services.executor.models.quantized.weight import (
 
 Bits = Literal[2, 3, 4, 8]
 SIGNS = ("+:", "-:")
-"""What patterns of modules begin with."""
+"""Prefixes of patterns of modules: changed settings, and none."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     group_size: int = -1
     """Inputs that share a scale; -1: all."""
     checkpoint_format: Literal["gptq", "gptq_v2"] = "gptq"
-    """The first stores each zero minus one."""
+    """Name of the layout; "gptq" stores each zero minus one, "gptq_v2" the zero itself."""
     pack_dtype: Literal["int32"] = "int32"
     dynamic: dict[str, dict[str, Any]] | None = None
     """Settings of the modules whose names match a pattern behind "+:"; "-:" leaves them unquantized."""

@@ -73,7 +73,7 @@ class IntegerWeights:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What weights that are multiplied together have in common."""
+        """The properties that weights need to share for one product."""
         scales, minima = (
             one.together if isinstance(one, Multiples) else type(one) for one in (self.scales, self.minima)
         )

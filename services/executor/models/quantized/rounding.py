@@ -29,7 +29,7 @@ def round_weights(weight: Tensor, bits: int) -> IntegerWeights:
 
 
 def _around_zero(groups: Tensor, bits: int) -> IntegerWeights:
-    """As many steps up to the largest weight of a group, 31 or 127, as down."""
+    """Rounds to as many steps up to the largest weight of a group, 31 or 127, as down."""
     middle = 1 << (bits - 1)
     scales = _stored(groups.abs().amax(2) / (middle - 1), torch.ceil)
     codes = _codes(groups, scales.float(), 1 - middle, middle - 1).add_(middle)
@@ -37,7 +37,7 @@ def _around_zero(groups: Tensor, bits: int) -> IntegerWeights:
 
 
 def _between_extremes(groups: Tensor) -> IntegerWeights:
-    """15 steps from the least to the largest weight of a group."""
+    """Rounds to 15 steps from the least to the largest weight of a group."""
     least, most = groups.aminmax(dim=2)
     minima = _stored(least, torch.round)
     scales = _stored((most - minima.float()) / 15, torch.round)

@@ -25,10 +25,10 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says about a tensor before the tensor is read."""
+    """The description of a tensor in a file, before the tensor is read."""
 
     dtype: str
-    """As safetensors names it."""
+    """Dtype, by the name that safetensors has for it."""
     shape: tuple[int, ...]
 
 

@@ -13,7 +13,7 @@ from pagewire.shared.errors import ConfigurationError
 NAME = "pagewire"
 """Name of the implementation. No mask is registered for it, so that `transformers` creates none."""
 PROBE = "pagewire_probe"
-"""The same with masks, for `Recorder`."""
+"""Name of the attention that passes masks on, for `Recorder`."""
 EAGER = "eager"
 """The attention of a model's own file."""
 HANDLE = "pagewire_kv"
@@ -21,7 +21,7 @@ HANDLE = "pagewire_kv"
 
 
 class Handle(Protocol):
-    """What a call of attention is passed to."""
+    """Receives the calls of a layer's attention."""
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any, **options: Any
@@ -68,7 +68,7 @@ AttentionMaskInterface.register(PROBE, _mask)
 
 
 class Step:
-    """What the layers of a model share: the attention of the step that runs."""
+    """The attention of the step that runs, which the layers of a model share."""
 
     attend: AttentionFn
 
@@ -82,7 +82,7 @@ class PagedLayer:
     def __call__(
         self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Any, _scaling: Any, **options: Any
     ) -> Tensor:
-        """See `Handle`. The constants of the layer are those of `ModelSpec.layers`."""
+        """Attends over the KV pool, with the constants of `ModelSpec.layers` in place of the arguments'."""
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         sinks = options.get("s_aux")
         out = self._step.attend(self._layer, q, k, v, None if sinks is None else sinks.float())

@@ -61,10 +61,10 @@ def body_name(model: PreTrainedModel) -> str:
     Raises:
         ConfigurationError: there is none.
     """
-    found = next((name for name in (model.base_model_prefix, "model") if name in model._modules), None)
-    if found is None:
+    base = next((name for name in (model.base_model_prefix, "model") if name in model._modules), None)
+    if base is None:
         raise ConfigurationError("its output layer cannot be told from its other layers")
-    return found
+    return base
 
 
 def max_length(config: PretrainedConfig) -> int | None:

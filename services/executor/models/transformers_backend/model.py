@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.attention import EAGER, HANDLE, NAME, PagedLayer, Step
@@ -12,7 +13,7 @@ from pagewire.services.executor.models.transformers_backend.gate import body_nam
 
 
 class _Hidden:
-    """The output of a body, of which only the hidden states are known."""
+    """The output of a body, with nothing but the hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -25,7 +26,7 @@ class _Hidden:
 
 
 class _Body(nn.Module):
-    """Takes the place of the layers where the hidden states are known."""
+    """Takes the place of the layers where the hidden states are there already."""
 
     hidden: Tensor
 
@@ -64,15 +65,15 @@ class TransformersLM(CausalLM):
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight
 
+    @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        """See `CausalLM.forward`."""
         self._step.attend = attend
         out = self._body[0](input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
+    @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `CausalLM.logits`."""
         self._hidden.__dict__["hidden"] = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
         logits: Tensor = self._head[0](input_ids=ids, use_cache=False).logits[0]

@@ -50,7 +50,7 @@ class Recorder:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any, **options: Any
     ) -> Tensor:
-        """See `Handle`.
+        """Records a call of a layer's attention.
 
         Raises:
             ConfigurationError: the attention cannot be computed.
@@ -85,7 +85,7 @@ class Recorder:
         return value.new_zeros(1, TOKENS, heads, value.shape[3])
 
     def _bounds(self, module: nn.Module, options: dict[str, Any], mask: Any) -> tuple[int, int]:
-        """Returns window and chunk; see `Attention`."""
+        """Returns window and chunk, as `Attention` has them."""
         kinds, index = getattr(self._config, "layer_types", None), getattr(module, "layer_idx", None)
         kind = kinds[index] if kinds and isinstance(index, int) and index < len(kinds) else ""
         if kind == "chunked_attention":
@@ -137,7 +137,7 @@ def _handled(model: nn.Module, handle: Any) -> Iterator[None]:
 
 
 def _no_experts(_module: nn.Module, hidden_states: Tensor, *_routing: Any, **_named: Any) -> Tensor:
-    """In place of a mixture of experts, whose products depend on data."""
+    """Takes the place of a mixture of experts, whose products depend on data."""
     return torch.zeros_like(hidden_states)
 
 

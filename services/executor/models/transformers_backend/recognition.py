@@ -62,7 +62,7 @@ def recognize(model: PreTrainedModel, sizes: ModelSpec) -> DecoderLM | None:
 
 
 def _shared(places: Mapping[str, Place], theirs: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Returns the decoder's parameters. Those of several parts are joined, and the model's become views of them."""
+    """Returns the decoder's parameters. Parts are joined, and the model's own parameters become views of them."""
     parts: dict[str, list[str]] = {}
     for name, place in places.items():
         parts.setdefault(place.parameter, []).append(name)
@@ -130,7 +130,7 @@ def _eps(norm: Any) -> float:
 
 
 def _norm(theirs: Any) -> Norm:
-    """Returns what a norm computes."""
+    """Returns the kind of a norm, found by its results."""
     width = len(theirs.weight)
     for kind, offset in ((Norm.RMS, 0.0), (Norm.RMS_PLUS_ONE, 1.0)):
         ours = RMSNorm(width, _eps(theirs), offset)

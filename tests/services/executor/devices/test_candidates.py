@@ -42,7 +42,7 @@ def test_a_small_vocabulary_has_no_more() -> None:
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_stays_finite(broken: float) -> None:
+def test_log_probabilities_stay_finite_where_logits_are_not(broken: float) -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = broken
     found = top_candidates(logits, *rows(8))

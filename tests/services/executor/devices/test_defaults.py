@@ -1,4 +1,4 @@
-"""What a device takes where the settings do not say."""
+"""Sizes of a device where the settings do not say."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ def refusal(folder: Path, **flags: Any) -> str:
     return str(raised.value)
 
 
-def test_the_capacity_is_what_settings_and_model_say() -> None:
+def test_the_capacity_follows_settings_and_model() -> None:
     device = open_device(load({"max-num-seqs": 3, "block-size": 32, "num-kv-blocks": 20}, {}), checkpoint("llama"))
     capacity = device.capacity
     assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (20, 32, 3)
@@ -65,10 +65,13 @@ def test_an_int8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> 
     assert f"device {device} does not support kv-cache-dtype int8: set it to auto" in refused
 
 
-def test_an_int8_cache_is_for_compiled_kernels_only() -> None:
-    with patch.object(build, "load", side_effect=build.NotBuilt("there is no compiler")):
-        refused = refusal(checkpoint("llama"), kv_cache_dtype="int8")
-    assert refused == "kv-cache-dtype int8 needs the compiled CPU kernels: set it to auto"
+def test_a_machine_without_kernels_and_compiler_is_told_how_to_get_them() -> None:
+    with patch.object(build, "load", side_effect=build.NotBuilt("there is no c++")):
+        refused = refusal(checkpoint("llama"))
+    assert refused == (
+        "the CPU kernels are not compiled: there is no c++. Install a C++ compiler (Debian's package g++), "
+        "or a wheel of Pagewire that holds them (make wheel)"
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:h100"])
@@ -150,6 +153,6 @@ def test_only_a_cpu_rounds_weights(device: str) -> None:
     assert f"device {device} does not support quantization int8: set it to auto" in refused
 
 
-def test_weights_are_rounded_for_compiled_kernels_only() -> None:
-    with patch.object(build, "load", side_effect=build.NotBuilt("there is no compiler")):
-        assert "quantization int4 needs the compiled CPU kernels" in refusal(checkpoint("llama"), quantization="int4")
+def test_weights_are_rounded_for_compiled_layers_only() -> None:
+    refused = refusal(checkpoint("gpt-oss"), quantization="int4")
+    assert refused == "quantization int4 needs a model that the CPU kernels compute: set it to auto"

@@ -52,7 +52,7 @@ def test_random_blocks_become_the_numbers_of_the_package(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_plain_numbers_stay_what_they_are(kind: str) -> None:
+def test_plain_numbers_stay_unchanged(kind: str) -> None:
     values = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
     packed = quants.quantize(values, GGMLQuantizationType[kind])
     expected = quants.dequantize(packed, GGMLQuantizationType[kind])

@@ -80,7 +80,7 @@ def test_logits_of_text_are_those_of_the_whole_model(drive: Drive, tmp_path: Pat
         torch.testing.assert_close(driver.logits[0], expected[start + 19], rtol=1e-4, atol=1e-4)
 
 
-def test_what_publishers_leave_out_is_the_familys_default() -> None:
+def test_a_setting_that_publishers_leave_out_is_the_familys_default() -> None:
     published = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106]}
     text = text_part(whole | {"text_config": published, "vision_config": {}, "torch_dtype": "bfloat16"})

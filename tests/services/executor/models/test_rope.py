@@ -13,7 +13,7 @@ from pagewire.shared.errors import ConfigurationError
 HEAD_DIM, THETA, CONTEXT = 64, 1_000_000.0, 32768
 ORIGINAL = "original_max_position_embeddings"
 QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT}
-"""What Qwen2.5's model card adds to config.json for long texts."""
+"""Addition to config.json for long texts, from Qwen2.5's model card."""
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def logits(driver: Driver, ids: list[int], chunk: int, slot: int = 0, beside: int = 0) -> torch.Tensor:
-    """Of the last position. `beside` rows of other sequences share every step."""
+    """Logits of the last position. `beside` rows of other sequences share every step."""
     driver.add(slot, len(ids))
     for other in range(1, beside + 1):
         driver.add(other, 200)
@@ -45,18 +45,18 @@ def logits(driver: Driver, ids: list[int], chunk: int, slot: int = 0, beside: in
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_and_neighbours_change_no_bit(name: str, dtype: DtypeSetting) -> None:
     ids = text(1, 90)
-    expected = logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk=90)
+    expected = logits(Driver(checkpoint(name), dtype), ids, chunk=90)
     for chunk, beside in ((1, 0), (1, 3), (7, 5), (64, 1)):
-        assert torch.equal(logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk, beside=beside), expected)
+        assert torch.equal(logits(Driver(checkpoint(name), dtype), ids, chunk, beside=beside), expected)
 
 
 @pytest.mark.parametrize("name", ["llama-biased", "qwen3", "opt"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_chunks_neighbours_and_threads_change_no_bit_of_integers(name: str, bits: int) -> None:
     ids = text(1, 90)
-    expected = logits(Driver(checkpoint(name), "bfloat16", compiled=True, bits=bits), ids, chunk=90)
+    expected = logits(Driver(checkpoint(name), "bfloat16", bits=bits), ids, chunk=90)
     for chunk, beside, threads in ((1, 3, 1), (7, 5, 3), (64, 1, 2)):
-        driver = Driver(checkpoint(name), "bfloat16", compiled=True, bits=bits, threads=threads)
+        driver = Driver(checkpoint(name), "bfloat16", bits=bits, threads=threads)
         assert torch.equal(logits(driver, ids, chunk, beside=beside), expected)
 
 
@@ -68,25 +68,25 @@ def difference(found: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", ["llama", "qwen2-sliding", "gemma2"])
 def test_chunks_neighbours_and_threads_change_no_bit_with_kv_in_int8(name: str) -> None:
     ids = text(1, 90)
-    expected = logits(Driver(checkpoint(name), compiled=True, cached=torch.int8), ids, chunk=90)
+    expected = logits(Driver(checkpoint(name), cached=torch.int8), ids, chunk=90)
     for chunk, beside, threads in ((1, 3, 1), (7, 5, 3), (64, 1, 2)):
-        driver = Driver(checkpoint(name), compiled=True, cached=torch.int8, threads=threads)
+        driver = Driver(checkpoint(name), cached=torch.int8, threads=threads)
         assert torch.equal(logits(driver, ids, chunk, beside=beside), expected)
-    assert 0 < difference(expected, logits(Driver(checkpoint(name), compiled=True), ids, chunk=90)) < 0.1
+    assert 0 < difference(expected, logits(Driver(checkpoint(name)), ids, chunk=90)) < 0.1
 
 
 def test_a_family_that_transformers_builds_with_kv_in_int8() -> None:
     """It has two groups of layers, one with windows, and sinks; only its attention is a compiled kernel."""
     ids = text(1, 90)
-    exact = logits(Driver(checkpoint("gpt-oss"), compiled=True), ids, chunk=90)
+    exact = logits(Driver(checkpoint("gpt-oss")), ids, chunk=90)
     for chunk, beside in ((90, 0), (7, 3)):
-        driver = Driver(checkpoint("gpt-oss"), compiled=True, cached=torch.int8)
+        driver = Driver(checkpoint("gpt-oss"), cached=torch.int8)
         assert 0 < difference(logits(driver, ids, chunk, beside=beside), exact) < 0.1
 
 
 def test_a_copy_of_blocks_in_int8_continues_like_the_original() -> None:
     ids = text(4, 61)
-    driver = Driver(checkpoint("gemma2"), compiled=True, cached=torch.int8)
+    driver = Driver(checkpoint("gemma2"), cached=torch.int8)
     sources, targets = driver.add(0, 70), driver.add(1, 70)
     driver.step(Row(0, 0, ids[:60]))
     driver.device.copy(sources, targets)
@@ -101,7 +101,7 @@ def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetti
     draws = record(temperature=5.0, key=3)
     banned = range(500)
     for other in (None, GREEDY, draws, record(min_length=90), record(num_candidates=4)):
-        driver = Driver(checkpoint("llama"), dtype, compiled=True)
+        driver = Driver(checkpoint("llama"), dtype)
         driver.add(0, 30)
         rows = [Row(0, 0, text(1, 30))]
         if other is not None:
@@ -117,14 +117,14 @@ def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetti
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = text(1, 200)
-    expected = logits(Driver(checkpoint("llama"), compiled=True), ids, chunk=200)
-    assert torch.equal(logits(Driver(checkpoint("llama"), compiled=True, threads=3), ids, chunk=50), expected)
+    expected = logits(Driver(checkpoint("llama")), ids, chunk=200)
+    assert torch.equal(logits(Driver(checkpoint("llama"), threads=3), ids, chunk=50), expected)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 48, 256])
 def test_every_block_size(block_size: int) -> None:
     ids = text(2, 100)
-    driver = Driver(checkpoint("mistral"), compiled=True, block_size=block_size)
+    driver = Driver(checkpoint("mistral"), block_size=block_size)
     expected = reference_logits(checkpoint("mistral"), ids)[-1]
     torch.testing.assert_close(logits(driver, ids, chunk=33), expected, rtol=1e-4, atol=1e-4)
 
@@ -133,7 +133,7 @@ def test_every_block_size(block_size: int) -> None:
 def test_layers_in_one_call_equal_layers_one_by_one(cached: torch.dtype) -> None:
     ids = text(3, 40)
     for name in ("llama", "qwen3", "mistral", "gemma2", "olmo3"):  # the last two have two groups of layers
-        driver = Driver(checkpoint(name), compiled=True, cached=cached)
+        driver = Driver(checkpoint(name), cached=cached)
         together = logits(driver, ids, chunk=9)
         assert driver.compiled is not None
         assert driver.compiled.decoder is not None
@@ -143,7 +143,7 @@ def test_layers_in_one_call_equal_layers_one_by_one(cached: torch.dtype) -> None
 
 
 def test_logits_take_no_new_memory_from_step_to_step() -> None:
-    model = Driver(checkpoint("llama-tied"), compiled=True).compiled
+    model = Driver(checkpoint("llama-tied")).compiled
     assert model is not None
     hidden = torch.randn(5, model.embedding.shape[1], generator=torch.Generator().manual_seed(0))
     expected = hidden @ model.embedding.float().T
@@ -175,12 +175,6 @@ def opened(before: str, **environ: str) -> list[dict[str, Any]]:
     )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
-
-
-def test_without_a_compiler_pytorch_serves(tmp_path: Path) -> None:
-    lines = opened("pass", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    (warning,) = [line for line in lines if line["event"] == "kernels_not_built"]
-    assert build.COMPILER in warning["reason"]
 
 
 def test_triton_is_not_needed() -> None:
@@ -223,7 +217,7 @@ def test_threads_of_the_executor_do_not_spin() -> None:
 
 
 def test_layers_that_run_together_follow_the_number_of_threads() -> None:
-    driver = Driver(checkpoint("llama"), "bfloat16", compiled=True)
+    driver = Driver(checkpoint("llama"), "bfloat16")
     expected = logits(driver, text(1, 90), chunk=90)
     model, kernels = driver.compiled, driver.kernels
     assert model is not None

@@ -44,9 +44,7 @@ def test_cores_to_spare_bring_a_thread_back(threads: int, computing: float, idle
 
 @given(threads=st.integers(1, 64), computing=LOADS, idle=st.floats(0, MARGIN, exclude_max=True))
 @settings(deadline=None)
-def test_without_idle_cores_computing_keeps_what_it_has_used_and_gets_no_more(
-    threads: int, computing: float, idle: float
-) -> None:
+def test_without_idle_cores_computing_keeps_the_cores_it_has_used(threads: int, computing: float, idle: float) -> None:
     kept = next_threads(threads, 64, computing, idle)
     assert kept <= threads
     assert kept >= min(threads, computing)
@@ -75,7 +73,7 @@ def counters(user: float, idle: float) -> str:
     return "\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 12345 0 0", "ctxt 99", ""])
 
 
-def test_what_linux_counts(tmp_path: Path) -> None:
+def test_usage_is_read_as_linux_counts_it(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text(
         "cpu  9 9 9 9 9 9 9 9 9 9\n"
@@ -139,7 +137,7 @@ def test_a_thread_is_given_up_under_load_and_comes_back_behind_it(machine: Machi
     assert machine.counts == [2, 1, 2]
 
 
-def test_what_was_long_ago_does_not_count(machine: Machine) -> None:
+def test_a_measurement_over_a_pause_does_not_count(machine: Machine) -> None:
     machine.begin()
     machine.passes(3600, computing=0.0, idle=0.0)
     assert machine.counts == [2]
@@ -184,7 +182,7 @@ def test_a_sandbox_whose_counters_stand_still(machine: Machine) -> None:
 
 @dataclass
 class Niceness:
-    """That of a thread which computes: with another, alone, and with another again."""
+    """Niceness of a computing thread: with another, alone, and with another again."""
 
     together: int
     alone: int
@@ -218,7 +216,7 @@ def may_have(nice: int) -> bool:
 
 
 @pytest.mark.parametrize("nice", [0, 10])
-def test_who_computes_alone_goes_first_where_that_is_allowed(
+def test_a_single_thread_goes_first_where_that_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nice: int
 ) -> None:
     """Among those that the whole pipeline was made to compete with."""

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.cpu.compiled_model import Linear
 from pagewire.services.executor.devices.cpu.device import multiplies_bf16
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.sampling_parameters import record
-from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
-from tests.support.device import BLOCK_SIZE, GREEDY, Row
+from tests.support.device import BLOCK_SIZE, GREEDY, Driver, Row
 
 NAMES = ["llama", "mistral", "qwen2-sliding"]
 
@@ -26,11 +25,11 @@ def text(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mixed_batch_equals_one_by_one(drive: Drive, name: str) -> None:
+def test_a_mixed_batch_equals_one_by_one(name: str) -> None:
     lengths = [1, 30, 9, 64, 17, 2, 100]
     query_lens = [1, 1, 9, 20, 1, 2, 1]
     texts = [text(seed, length) for seed, length in enumerate(lengths)]
-    driver = drive(checkpoint(name))
+    driver = Driver(checkpoint(name))
     for slot, ids in enumerate(texts):
         driver.add(slot, len(ids))
         if head := ids[: len(ids) - query_lens[slot]]:
@@ -44,12 +43,12 @@ def test_a_mixed_batch_equals_one_by_one(drive: Drive, name: str) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), name=st.sampled_from(NAMES))
-def test_any_schedule_gives_the_same_logits(drive: Drive, data: st.DataObject, name: str) -> None:
+def test_any_schedule_gives_the_same_logits(data: st.DataObject, name: str) -> None:
     """Rows of random width, in random order, sampling or not, until every text is through."""
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
     texts = [text(10 + slot, length) for slot, length in enumerate(lengths)]
     expected = [reference_logits(checkpoint(name), ids) for ids in texts]
-    driver = drive(checkpoint(name))
+    driver = Driver(checkpoint(name))
     for slot, length in enumerate(lengths):
         driver.add(slot, length)
     done = [0] * len(texts)
@@ -68,8 +67,8 @@ def test_any_schedule_gives_the_same_logits(drive: Drive, data: st.DataObject, n
             torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
+    driver = Driver(checkpoint("llama"))
     prefix, one, two = text(1, 3 * BLOCK_SIZE), text(2, 10), text(3, 5)
     blocks = driver.add(0, 40)
     driver.step(Row(0, 0, prefix + one))
@@ -80,8 +79,8 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot(drive: Drive) -
     torch.testing.assert_close(driver.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_blocks_come_one_by_one_and_to_several_slots_at_once(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_blocks_come_one_by_one_and_to_several_slots_at_once() -> None:
+    driver = Driver(checkpoint("llama"))
     ids = text(4, 3 * BLOCK_SIZE)
     driver.device.add(0, [9], GREEDY)
     driver.device.add(5, [3], GREEDY)
@@ -92,8 +91,8 @@ def test_blocks_come_one_by_one_and_to_several_slots_at_once(drive: Drive) -> No
         torch.testing.assert_close(driver.logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_slot_and_its_blocks_serve_the_next_sequence(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_a_slot_and_its_blocks_serve_the_next_sequence() -> None:
+    driver = Driver(checkpoint("llama"))
     blocks = driver.add(0, 48)
     first = driver.generate(0, text(5, 30), 10)
     driver.device.remove(0)
@@ -104,8 +103,8 @@ def test_a_slot_and_its_blocks_serve_the_next_sequence(drive: Drive) -> None:
     assert driver.generate(0, text(5, 30), 10) == first
 
 
-def test_overflow_in_half_precision_does_not_poison_the_blocks(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"), dtype="float16")
+def test_overflow_in_half_precision_does_not_poison_the_blocks() -> None:
+    driver = Driver(checkpoint("llama"), dtype="float16")
     projection: Any = driver.model.get_submodule("model.layers.0.self_attn.qkv")
     weight = projection.weights.tensors[0] if isinstance(projection, Linear) else projection.weight
     healthy = weight.clone()
@@ -120,9 +119,9 @@ def test_overflow_in_half_precision_does_not_poison_the_blocks(drive: Drive) -> 
     assert driver.logits.isfinite().all()
 
 
-def test_sampled_tokens_depend_on_the_key_and_the_position_alone(drive: Drive) -> None:
+def test_sampled_tokens_depend_on_the_key_and_the_position_alone() -> None:
     def generate(slot: int, seed: int, chunk: int) -> list[int]:
-        driver = drive(checkpoint("llama"))
+        driver = Driver(checkpoint("llama"))
         sampling = record(temperature=1.0, top_p=0.95, key=sequence_key(seed, 0, 0))
         driver.add(slot, 60, sampling)
         return driver.generate(slot, text(9, 20), 30, chunk)
@@ -131,8 +130,8 @@ def test_sampled_tokens_depend_on_the_key_and_the_position_alone(drive: Drive) -
     assert generate(slot=0, seed=1, chunk=20) != generate(slot=0, seed=2, chunk=20)
 
 
-def test_a_recomputed_sequence_goes_on_with_the_same_tokens(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_a_recomputed_sequence_goes_on_with_the_same_tokens() -> None:
+    driver = Driver(checkpoint("llama"))
     sampling = record(temperature=1.0, key=11)
     driver.add(0, 60, sampling)
     tokens = driver.generate(0, text(9, 20), 30)
@@ -140,8 +139,8 @@ def test_a_recomputed_sequence_goes_on_with_the_same_tokens(drive: Drive) -> Non
     assert driver.generate(1, text(9, 20) + tokens[:12], 18) == tokens[12:]
 
 
-def test_stop_ids_wait_for_the_minimum_length(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_stop_ids_wait_for_the_minimum_length() -> None:
+    driver = Driver(checkpoint("llama"))
     driver.add(0, 40)
     free = driver.generate(0, text(1, 10), 12)
     forbidden = (free[0], free[5], free[11])
@@ -152,8 +151,8 @@ def test_stop_ids_wait_for_the_minimum_length(drive: Drive) -> None:
     assert driver.generate(2, text(1, 10), 12) == free
 
 
-def test_greedy_and_sampled_rows_share_a_step(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_greedy_and_sampled_rows_share_a_step() -> None:
+    driver = Driver(checkpoint("llama"))
     ids = text(1, 12)
     for slot in range(8):
         driver.add(slot, 16, GREEDY if slot % 2 else record(temperature=3.0, key=slot))
@@ -163,15 +162,15 @@ def test_greedy_and_sampled_rows_share_a_step(drive: Drive) -> None:
     assert len(set(tokens[::2])) > 1
 
 
-def test_a_step_without_sampling_returns_no_token(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_a_step_without_sampling_returns_no_token() -> None:
+    driver = Driver(checkpoint("llama"))
     driver.add(0, 16)
     assert driver.step(Row(0, 0, text(1, 8), samples=False)) == [-1]
     assert driver.device.capacity.vocab_size == VOCABULARY
 
 
-def test_close_gives_the_memory_back(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_close_gives_the_memory_back() -> None:
+    driver = Driver(checkpoint("llama"))
     device, weights = driver.device, weakref.ref(driver.model)
     driver.add(0, 16)
     driver.step(Row(0, 0, text(1, 8)))
@@ -198,9 +197,9 @@ def test_bf16_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str
     assert not multiplies_bf16(tmp_path / "nothing")
 
 
-def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) -> None:
+def test_a_copied_block_is_read_like_the_one_it_was_copied_from() -> None:
     """Copy-on-write: two texts share a full block, and what they have in common of the next one is copied."""
-    driver = drive(checkpoint("llama"))
+    driver = Driver(checkpoint("llama"))
     prefix, one, two = text(1, BLOCK_SIZE + 3), text(2, 4), text(3, 4)
     blocks = driver.add(0, 2 * BLOCK_SIZE)
     driver.step(Row(0, 0, prefix, samples=False))
@@ -214,8 +213,8 @@ def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) ->
         torch.testing.assert_close(driver.logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_candidates_are_reported_of_the_rows_that_ask_for_them(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_candidates_are_reported_of_the_rows_that_ask_for_them() -> None:
+    driver = Driver(checkpoint("llama"))
     texts = [text(seed, 5) for seed in range(4)]
     asking = record(num_candidates=6)
     drawing = record(temperature=1.0, key=sequence_key(1, 0, 0))
@@ -233,8 +232,8 @@ def test_candidates_are_reported_of_the_rows_that_ask_for_them(drive: Drive) -> 
         torch.testing.assert_close(torch.from_numpy(found.logprobs[begin:end]), best.values, rtol=1e-4, atol=1e-4)
 
 
-def test_no_candidates_are_reported_where_nobody_asks(drive: Drive) -> None:
-    driver = drive(checkpoint("llama"))
+def test_no_candidates_are_reported_where_nobody_asks() -> None:
+    driver = Driver(checkpoint("llama"))
     driver.add(0, 8, record(num_candidates=4))
     driver.add(1, 8)
     assert driver.launch(Row(0, 0, [1, 2], samples=False), Row(1, 0, [3])).candidates is None

@@ -39,8 +39,8 @@ def kernels() -> CpuKernels:
 
 
 def logits(path: Path, bits: int | None = None, *, packed: bool = False) -> Tensor:
-    """Of the last of `IDS`."""
-    driver = Driver(path, "float32", compiled=True, packed=packed, bits=bits)
+    """Logits after the last of `IDS`."""
+    driver = Driver(path, "float32", packed=packed, bits=bits)
     driver.add(0, len(IDS))
     driver.step(Row(0, 0, IDS))
     return driver.logits.clone()
@@ -82,14 +82,14 @@ def test_eight_bits_are_nearly_the_plain_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "opt", "gpt2", "gpt-neox", "qwen2-moe", "mixtral"])
-def test_four_bits_are_what_the_rounded_weights_give(
+def test_four_bits_give_the_logits_of_the_rounded_weights(
     name: str, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = logits(checkpoint(name), 4)
     plain = round_weights
 
     def exact(weight: Tensor, bits: int) -> IntegerWeights:
-        """The same numbers, as eight bits with a scale of their own would have them."""
+        """Equal numbers, as eight bits with a scale of their own have them."""
         rounded = plain(weight, bits)
         return dataclasses.replace(rounded, bits=8)
 

@@ -10,7 +10,7 @@ import torch
 
 from pagewire.kernels.triton.sampling.sampling_columns import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.sampling_parameters import NOT_FINITE, record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,

@@ -13,7 +13,7 @@ from tests.services.executor.test_distribution import (
     CASES,
     OUTPUT,
     PROMPT,
-    draw_compiled,
+    draw,
     edits_of,
     logits,
     positions,
@@ -44,4 +44,4 @@ def draw_cuda(case: Case, draws: int) -> list[int]:
 @pytest.mark.parametrize("draws", [SOME, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", CASES)
 def test_draws_are_those_of_the_cpu(name: str, draws: int) -> None:
-    assert draw_cuda(CASES[name], draws) == draw_compiled(CASES[name])[:draws]
+    assert draw_cuda(CASES[name], draws) == draw(CASES[name])[:draws]

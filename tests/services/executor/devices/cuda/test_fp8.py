@@ -6,12 +6,11 @@ from torch import Tensor
 
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.open import FP8_SINCE, check_cache, open_cuda
 from pagewire.services.executor.devices.cuda.step_attention import KVPool
-from pagewire.services.executor.devices.protocol import Int64, StepBatch
+from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
@@ -27,6 +26,7 @@ from tests.services.executor.devices.cuda.twins import (
     runtime,
 )
 from tests.support.checkpoints import checkpoint
+from tests.support.reference import ReferenceBackend
 
 GPU = torch.cuda.is_available()
 pytestmark = [
@@ -39,11 +39,11 @@ TOLERANCE = 1e-4
 """Absolute and relative, on logits."""
 
 
-class Rounding(PyTorchBackend):
+class Rounding(ReferenceBackend):
     """Keys and values lose what fp8 cannot hold."""
 
-    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
-        plain = super().attention(batch, slots, positions)
+    def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
+        plain = super().attention(batch, slots)
 
         def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
             return plain(layer, q, k.to(FP8).float(), v.to(FP8).float(), sinks)

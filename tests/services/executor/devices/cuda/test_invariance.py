@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda.twins import BLOCK_SIZE, GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import VOCABULARY

@@ -10,7 +10,6 @@ import torch
 
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
@@ -24,6 +23,7 @@ from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
+from tests.support.reference import ReferenceBackend
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40
 CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
@@ -69,7 +69,7 @@ def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevi
     """See `cuda_device`."""
     plain = load_model(_folder(model), read_config(_folder(model)), DTYPES[dtype])
     capacity = capacity_of(plain.spec)
-    backend = PyTorchBackend(plain.spec, capacity, dtype)
+    backend = ReferenceBackend(plain.spec, capacity, dtype)
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
 
 

@@ -73,7 +73,7 @@ def test_a_stop_id_of_the_request_is_sampled_but_not_below_its_minimum_length() 
     assert {token(device, 0, position) for position in range(100, 400)} > {0, 20, 38}
 
 
-def test_a_launched_step_is_what_the_slots_held_then() -> None:
+def test_later_changes_of_slots_have_no_effect_on_a_launched_step() -> None:
     device = SimDevice(CAPACITY, None)
     device.add(0, [0], sampling(key=1))
     expected = token(device, 0, 8)
@@ -184,7 +184,7 @@ def test_every_gpu_opens_without_weights(folder: Path, name: str) -> None:
     assert capacity.num_blocks >= 8192 // 16
 
 
-def test_the_pool_is_what_the_gpu_has_left(folder: Path) -> None:
+def test_the_pool_takes_the_memory_that_the_gpu_has_left(folder: Path) -> None:
     weights, block = 8_030_261_248 * 2, 131072 * 16
     room = int(((80 << 30) * 0.9 - (2 << 30)) - weights)
     assert opened(folder, device="sim:h100", max_num_seqs=4096).capacity.num_blocks == room // block

@@ -72,7 +72,7 @@ def test_attention_of_a_prompt_takes_the_time_of_its_instructions_too() -> None:
     assert more == pytest.approx(instructions / 4)
 
 
-def test_a_window_bounds_what_a_query_sees_and_a_row_reads() -> None:
+def test_a_window_bounds_the_positions_that_a_query_sees_and_a_row_reads() -> None:
     sliding = ModelShape(10, 4, 2, 5, 30, windows=(16,), layer_weights=0, weights=0)
     roofline = Roofline(sliding, GPU, 1, PLAIN)
     assert seconds(roofline, (1000, 1, False)) == pytest.approx(0.5 + 40 * (16 + 1) / 100)
@@ -91,7 +91,7 @@ def test_kv_heads_are_copied_beyond_their_number() -> None:
     assert [Roofline(SHAPE, GPU, degree).kv_bytes for degree in (1, 2, 4, 8)] == [120, 120, 240, 480]
 
 
-def test_the_pool_gets_what_weights_and_activations_leave() -> None:
+def test_the_pool_gets_the_memory_that_weights_and_activations_leave() -> None:
     roofline = Roofline(SHAPE, GPU, 2, Efficiency(reserved=1000))
     assert roofline.kv_memory(0.5) == 2 * ((1 << 19) - 1000) - 1000 * BYTES
     assert Roofline(shape_of(SHAPES["llama-3-70b"]), GPUS["h100"]).kv_memory(0.9) < 0

@@ -60,7 +60,7 @@ def test_ordinary_scales_are_float16_numbers() -> None:
         assert torch.equal(scales.half().float(), scales)
 
 
-def test_what_is_stored_in_four_bits_comes_back() -> None:
+def test_weights_of_four_bits_come_back() -> None:
     codes = torch.randint(0, 16, (8, 64), generator=torch.Generator().manual_seed(0)).float()
     codes[:, ::32], codes[:, 1::32] = 0, 15
     weight = codes * 0.125 - 0.75

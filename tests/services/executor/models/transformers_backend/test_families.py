@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.self_test import SelfTest
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.shared.errors import ConfigurationError
@@ -58,8 +58,8 @@ def test_the_self_test_finds_a_wrong_constant(tmp_path: Path) -> None:
     """Here the scale: what the probe would have to miss for a wrong answer."""
     save(tiny_config("granite"), tmp_path)
     model = load_decoder(tmp_path, read_config(tmp_path), torch.float32)
-    assert SelfTest(model, PyTorchBackend, 8, 64).run(model) < 1e-5
+    assert SelfTest(model, GatheredPool, 8, 64).run(model) < 1e-5
     layers = tuple(replace(layer, scale=layer.scale * 0.9) for layer in model.spec.layers)
     model.spec = replace(model.spec, layers=layers)
     with pytest.raises(ConfigurationError, match=r"granite.*differ"):
-        SelfTest(model, PyTorchBackend, 8, 64).run(model)
+        SelfTest(model, GatheredPool, 8, 64).run(model)

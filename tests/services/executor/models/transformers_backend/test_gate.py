@@ -1,4 +1,4 @@
-"""What cannot be right is refused in one line, before a weight is read."""
+"""A family that cannot be right is refused in one line, before a weight is read."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def refusal(config: dict[str, Any]) -> str:
         ("bart", "encoder"),
     ],
 )
-def test_what_keeps_more_than_keys_and_values(family: str, words: str) -> None:
+def test_a_family_that_keeps_more_than_keys_and_values_is_refused(family: str, words: str) -> None:
     message = refusal(config_of(family))
     assert family in message
     assert words in message
@@ -45,7 +45,7 @@ def test_what_keeps_more_than_keys_and_values(family: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("family", "words"), [("diffllama", "more than once"), ("bloom", "positions"), ("falcon", "0 times")]
 )
-def test_what_does_not_attend_once_per_layer(family: str, words: str) -> None:
+def test_a_family_that_does_not_attend_once_per_layer_is_refused(family: str, words: str) -> None:
     config = tiny_config(family).to_dict() | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]}
     assert words in refusal(config)
 

@@ -11,7 +11,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
-from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.self_test import SelfTest, prove
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.transformers_backend.loading import finish
@@ -44,7 +44,7 @@ def built(family: str, **changes: Any) -> TransformersLM:
 )
 def test_layers_are_recognized_and_the_model_still_works(family: str) -> None:
     model = built(family)
-    test = SelfTest(model, PyTorchBackend, 8, 64)
+    test = SelfTest(model, GatheredPool, 8, 64)
     decoder = recognize(model.model, model.spec)
     assert decoder is not None
     assert max(test.error(decoder), test.far_error(decoder), test.error(model)) < 1e-5
@@ -63,10 +63,10 @@ def test_it_runs_on_the_compiled_kernels() -> None:
 
 
 @pytest.mark.parametrize("family", ["helium", "ernie4_5"])  # they rotate other pairs
-def test_what_computes_something_else_stays_with_transformers(family: str) -> None:
+def test_a_family_that_computes_something_else_stays_with_transformers(family: str) -> None:
     model = built(family)
     assert recognize(model.model, model.spec) is not None
-    assert prove(model, PyTorchBackend, 8, 64) is model
+    assert prove(model, GatheredPool, 8, 64) is model
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt_oss", "starcoder2"])
@@ -84,14 +84,14 @@ def test_a_difference_far_into_the_context_is_found() -> None:
         "llama_4_scaling_beta": 0.5,
     }
     model = built("ministral3", rope_parameters=rope)
-    test = SelfTest(model, PyTorchBackend, 8, 256)
+    test = SelfTest(model, GatheredPool, 8, 256)
     decoder = recognize(model.model, model.spec)
     assert decoder is not None
     assert test.error(decoder) < 1e-5
     assert test.far_error(decoder) > 1e-3
-    assert prove(model, PyTorchBackend, 8, 256) is model
+    assert prove(model, GatheredPool, 8, 256) is model
 
 
 def test_a_native_decoder_is_returned() -> None:
-    assert isinstance(prove(built("cwm"), PyTorchBackend, 8, 64), DecoderLM)
+    assert isinstance(prove(built("cwm"), GatheredPool, 8, 64), DecoderLM)
     assert torch.is_inference_mode_enabled() is False

@@ -1,4 +1,4 @@
-"""Philox4x32-10, a counter-based random generator: a counter and a key give the same words on every device.
+"""The reference of the random numbers that every device draws: Philox4x32-10, a counter-based generator.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -23,3 +23,11 @@ def philox4x32(counters: UInt64, keys: UInt64) -> UInt64:
         products = even * _MULTIPLIERS
         even, odd = (products[::-1] >> _WORD) ^ odd ^ round_keys, products[::-1] & _LOW
     return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Numbers in (0, 1) [N] for tokens at `positions` [N], below 2**32, of sequences with `keys` [N]."""
+    counters = np.zeros((4, len(keys)), np.uint64)
+    counters[0] = positions
+    bits: npt.NDArray[np.float64] = (philox4x32(counters, keys)[0] >> np.uint64(8)).astype(np.float64)
+    return np.multiply(bits + 0.5, 2.0**-24)

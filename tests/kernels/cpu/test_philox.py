@@ -1,9 +1,12 @@
-"""The generator gives the published words."""
+"""The reference of the random numbers gives the published words, and numbers that are uniform."""
+
+import math
 
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.philox import philox4x32
+from tests.support.exact_sampling import LAST_POSITION
+from tests.support.philox import philox4x32, uniforms
 
 # The known answers of philox4x32-10 that Random123 is published with (kat_vectors).
 KNOWN = [
@@ -29,3 +32,18 @@ def test_many_at_once_are_the_same_as_one_by_one() -> None:
     keys = np.array([key[0] | key[1] << 32 for _, key, _ in KNOWN], np.uint64)
     expected = np.array([words for _, _, words in KNOWN], np.uint64).T
     np.testing.assert_array_equal(philox4x32(counters, keys), expected)
+
+
+def test_numbers_are_uniform_and_differ_by_key_and_position() -> None:
+    key = 0xD0734750FDE362B3
+    numbers = uniforms(np.full(50_000, key, np.uint64), np.arange(50_000))
+    assert numbers.min() > 0
+    assert numbers.max() < 1
+    counts, _ = np.histogram(numbers, bins=50, range=(0, 1))
+    assert ((counts - 1000) ** 2 / 1000).sum() < 49 + 4 * math.sqrt(2 * 49)
+    other = uniforms(np.full(50_000, key + 1, np.uint64), np.arange(50_000))
+    assert abs(np.corrcoef(numbers, other)[0, 1]) < 0.02
+
+
+def test_the_largest_number_is_below_one() -> None:
+    assert uniforms(np.array([0], np.uint64), np.array([LAST_POSITION])) == [1 - 2**-25]
