@@ -12,6 +12,8 @@ from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.input_processor import InputProcessor
+from pagewire.services.tokenizer.request_checker import RequestChecker
+from pagewire.services.tokenizer.request_encoder import RequestEncoder
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.shared import subjects
@@ -53,17 +55,12 @@ class Handlers:
         self._replier = Replier(bus)
         settings = context.settings
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
-        self._subscriptions: list[Subscription] = []
-        self._processor = InputProcessor(
-            model,
-            renderer,
-            self._dispatcher,
-            self._replier,
-            bus.max_payload,
-            settings.seed,
-            settings.max_logprobs,
-            log_prompts=settings.log_prompts,
+        self._encoder = RequestEncoder(
+            model, renderer, bus.max_payload, settings.seed, log_prompts=settings.log_prompts
         )
+        checker = RequestChecker(model, settings.max_logprobs)
+        self._processor = InputProcessor(model.name, checker, self._encoder, self._dispatcher, self._replier)
+        self._subscriptions: list[Subscription] = []
         self._requests = 0
 
     @property
@@ -130,7 +127,7 @@ class Handlers:
     async def _tokenize(self, message: Message) -> None:
         try:
             request = decode_request(message.data, TokenizeRequest, encoding_of(message.headers))
-            reply = await self._processor.tokenize(request)
+            reply = await self._encoder.tokenize(request)
         except RequestError as error:
             self._replier.refuse(message, error)
             return

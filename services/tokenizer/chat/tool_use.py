@@ -79,13 +79,13 @@ def with_forced_call(request: GenerateRequest) -> SamplingParams:
     return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
 
 
-def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> ChatFormat | None:
+def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress") -> ChatFormat | None:
     """Returns how the answers to a conversation become messages; None if their texts are all that they are.
 
     Args:
         request: a request with messages, checked by `check_tools`.
         formats: those of the model.
-        prompt: the text that the chat template has made of the request.
+        progress: how far the prompt takes the reasoning.
     """
     calls = tool = ""
     if request.tools and request.tool_choice != "none":
@@ -102,7 +102,7 @@ def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> Chat
     return ChatFormat(
         calls,
         formats.reasoning,
-        opened=progress_of(request, formats, prompt) is Progress.BEGUN,
+        opened=progress is Progress.BEGUN,
         single=not request.parallel_tool_calls,
         tool=tool,
         texts={name: arguments for name, arguments in texts.items() if arguments} if calls in TYPED else {},

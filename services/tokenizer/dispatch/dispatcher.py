@@ -13,6 +13,7 @@ import msgspec
 
 from pagewire.services.tokenizer.dispatch.admission import Admission
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.request_messages import RequestMessages
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
@@ -31,7 +32,7 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
-from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, StoredWork
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.rendezvous import rank
@@ -97,9 +98,7 @@ class Dispatcher:
         self._stored: dict[str, None] = {}
         """Ids of the requests that were stored last."""
 
-    async def dispatch(
-        self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
-    ) -> Outcome:
+    async def dispatch(self, messages: RequestMessages, refusal: Overloaded | None = None) -> Outcome:
         """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
 
         With `refusal`, only the stream of a known request is attached to; for a new one, `refusal` is raised.
@@ -110,6 +109,7 @@ class Dispatcher:
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
+        opening, work, headers = messages.opening, messages.work, messages.headers
         joins = self.stopping or refusal is not None
         item = encode(opening)
         encoded = encode(msgspec.structs.replace(opening, joins=True)) if joins else item

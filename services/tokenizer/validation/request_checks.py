@@ -54,6 +54,10 @@ class ChatPrompt:
     conversation: Conversation
 
 
+Prompts = TextPrompts | TokenPrompts | ChatPrompt
+"""What a request asks to continue."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """The limits of the model and of the bus."""
@@ -70,9 +74,7 @@ class RequestLimits:
     """Characters of the longest token."""
 
 
-def validate(
-    request: GenerateRequest, vocab_size: int, max_logprobs: int = 20
-) -> TextPrompts | TokenPrompts | ChatPrompt:
+def validate(request: GenerateRequest, vocab_size: int, max_logprobs: int = 20) -> Prompts:
     """Checks every field, and returns what the request asks to continue. `max_logprobs` is the deployment's.
 
     Raises:
@@ -97,7 +99,7 @@ def validate(
     return prompts_of(request)
 
 
-def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPrompt:
+def prompts_of(request: GenerateRequest) -> Prompts:
     """Returns what a request asks to continue.
 
     Raises:
@@ -163,6 +165,19 @@ def truncate(
     return [prompt[-kept:] for prompt in prompts]
 
 
+def check_tokens(prompts: Sequence[Sequence[int]], limits: RequestLimits) -> list[int]:
+    """Returns the lengths of all prompts, whose token ids the model has and which leave room in the context.
+
+    Raises:
+        ContextLength: a prompt fills the context.
+        InvalidRequest: a prompt has no token, or one that the model does not have.
+    """
+    lengths = list(map(len, prompts))
+    check_lengths(lengths, limits)  # before anything looks at each id
+    check_ids(prompts, limits.vocab_size)
+    return lengths
+
+
 def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Checks that every prompt has tokens, and that the model has these tokens.
 
@@ -194,7 +209,6 @@ def tokens_to_generate(
         raise InvalidRequest(
             f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
         )
-    check_lengths(prompt_lengths, limits)
     longest = max(prompt_lengths)
     room = limits.max_model_len - longest
     default = min(room, limits.max_new_tokens or room)

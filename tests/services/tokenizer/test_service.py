@@ -16,7 +16,7 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import input_processor, service
+from pagewire.services.tokenizer import request_encoder, service
 from pagewire.services.tokenizer.dispatch import dispatcher, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
@@ -339,7 +339,7 @@ async def test_a_text_that_no_context_could_hold_is_not_encoded(monkeypatch: pyt
 
 
 async def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_processor, "check_texts", lambda *_: None)  # the encoding shall take longer
+    monkeypatch.setattr(request_encoder, "check_texts", lambda *_: None)  # the encoding shall take longer
     async with serving() as setup:
         frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
         assert (frame.code, frame.error) == (408, "deadline_exceeded")

@@ -5,7 +5,7 @@ import pytest
 
 from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools, progress_of
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatFormat, FunctionName, GenerateRequest, ToolChoice
 from tests.services.tokenizer.chat.conversations import QUESTION, WEATHER, said
@@ -22,7 +22,7 @@ def request(**fields: Any) -> GenerateRequest:
 def form(formats: Formats = QWEN, prompt: str = "x", **fields: Any) -> ChatFormat | None:
     asked = request(**fields)
     check_tools(asked, formats)
-    return chat_format(asked, formats, prompt)
+    return chat_format(asked, formats, progress_of(asked, formats, prompt))
 
 
 @pytest.mark.parametrize(
