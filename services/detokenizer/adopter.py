@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.services.detokenizer.streams import Streams, may_start_again
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects

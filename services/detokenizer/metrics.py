@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pagewire.services.detokenizer.stream import Stream
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
 

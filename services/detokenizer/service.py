@@ -6,14 +6,18 @@ from collections.abc import Iterator
 import structlog
 from tokenizers import Tokenizer
 
+from pagewire.services.detokenizer.abort_notifier import AbortNotifier
 from pagewire.services.detokenizer.adopter import Adopter
+from pagewire.services.detokenizer.bounded_tasks import BoundedTaskGroup
+from pagewire.services.detokenizer.client_handlers import ClientHandlers
 from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenced
-from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
-from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
-from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
+from pagewire.services.detokenizer.finalizer import Finalizer
+from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
-from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.service_handlers import ServiceHandlers
+from pagewire.services.detokenizer.state.registry import Registry
 from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.streams import Streams
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary

@@ -3,7 +3,7 @@
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.detokenizer.stream import Stream
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.telemetry import tracing
 
 

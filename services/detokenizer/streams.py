@@ -7,13 +7,17 @@ from collections.abc import Sequence
 import structlog
 from msgspec import UNSET
 
-from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
-from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
+from pagewire.services.detokenizer.abort_notifier import AbortNotifier
+from pagewire.services.detokenizer.finalizer import Finalizer
+from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
-from pagewire.services.detokenizer.outcome import Times
-from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
-from pagewire.services.detokenizer.stream import Stream, StreamedChoice, StreamState, Subscriber, open_choices
+from pagewire.services.detokenizer.sequence_map import SequenceMap
+from pagewire.services.detokenizer.state.completion import StreamedChoice, open_choices
+from pagewire.services.detokenizer.state.outcome import Times
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
+from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers

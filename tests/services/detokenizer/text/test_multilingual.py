@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.detokenizer.step_feed import SequenceMap
-from pagewire.services.detokenizer.stream import Stream, open_choices
+from pagewire.services.detokenizer.sequence_map import SequenceMap
+from pagewire.services.detokenizer.state.completion import open_choices
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.step import Finish, StepOutput

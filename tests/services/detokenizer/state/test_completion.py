@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.detokenizer.stream import StreamedChoice, TokenGap, open_choices
+from pagewire.services.detokenizer.state.completion import StreamedChoice, TokenGap, open_choices
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.step import Finish

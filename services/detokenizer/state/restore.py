@@ -1,7 +1,8 @@
 """An ended stream from its record."""
 
-from pagewire.services.detokenizer.outcome import Times
-from pagewire.services.detokenizer.stream import Completion, Stream, StreamState
+from pagewire.services.detokenizer.state.completion import Completion
+from pagewire.services.detokenizer.state.outcome import Times
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.errors import REQUEST_ERRORS, Internal
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.done import Done

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.detokenizer import frame_sender
-from pagewire.services.detokenizer.frame_sender import FrameSender
-from pagewire.services.detokenizer.stream import Stream, Subscriber
+from pagewire.services.detokenizer.frames.delta_batcher import BATCH_BYTES
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
+from pagewire.services.detokenizer.state.stream import Stream, Subscriber
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
@@ -17,8 +17,8 @@ from pagewire.shared.messages.client import DeltaBatch, Final
 from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import Finish
+from tests.services.detokenizer.frames.senders import SlowBus, batch_of, end, grow, stream_of, subscribe
 from tests.services.detokenizer.rig import ids, rig
-from tests.services.detokenizer.senders import SlowBus, batch_of, end, grow, stream_of, subscribe
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -129,7 +129,7 @@ def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
 
 
 @pytest.mark.parametrize("character", ["e", "é", "\x01", "😀"])
-@pytest.mark.parametrize("length", [1, 40, frame_sender.BATCH_BYTES // 40, frame_sender.BATCH_BYTES])
+@pytest.mark.parametrize("length", [1, 40, BATCH_BYTES // 40, BATCH_BYTES])
 def test_a_message_with_several_deltas_has_its_bound(character: str, length: int) -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
@@ -140,11 +140,11 @@ def test_a_message_with_several_deltas_has_its_bound(character: str, length: int
         stream.completions[0].texts.append(character * length)
         sender.enqueue(stream)
     sender.drain()
-    assert all(len(data) <= frame_sender.BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
+    assert all(len(data) <= BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
     together = [reader for subject, data in bus.sent if subject == TOGETHER for reader, _ in batch_of(data)]
     alone = [reply for _, reply in made if bus.starts(reply)]
     assert sorted(together + alone) == sorted(reply for _, reply in made)
-    assert bool(together) == (length < frame_sender.BATCH_BYTES)
+    assert bool(together) == (length < BATCH_BYTES)
 
 
 @pytest.mark.parametrize("reported", [1, 40, 2000])
@@ -160,7 +160,7 @@ def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int
         sender.enqueue(stream)
     sender.drain()
     together = [data for subject, data in bus.sent if subject == TOGETHER]
-    assert all(len(data) <= frame_sender.BATCH_BYTES for data in together)
+    assert all(len(data) <= BATCH_BYTES for data in together)
     alone = [number for number in range(8) if bus.starts(f"r{number}")]
     assert sum(len(batch_of(data)) for data in together) + len(alone) == 8
     assert bool(together) == (reported == 1)

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from pagewire.services.detokenizer.stream import Completion, Stream, StreamState, Subscriber
+from pagewire.services.detokenizer.state.completion import Completion
+from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Headers
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import BusUnavailable

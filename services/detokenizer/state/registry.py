@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterable
 
-from pagewire.services.detokenizer.restore import restore
-from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.state.restore import restore
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus import Store
 from pagewire.shared.bus.protocol import DONE_AGE
 from pagewire.shared.messages import Decoder

@@ -1,0 +1,67 @@
+"""Tells schedulers which sequences are over although the device has not ended them."""
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError, NoResponders
+from pagewire.shared.messages import Decoder, encode, pack
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
+from pagewire.shared.messages.attach import Attach
+
+ABORT_TIMEOUT = 1.0
+"""Seconds that a scheduler has to answer an abort, and between two attempts."""
+ABORT_ATTEMPTS = 5
+ABSENCE = 1.0
+"""Seconds for which a scheduler that the broker does not know is tried again."""
+_log = structlog.get_logger()
+_aborted = Decoder(AbortedSequences)
+
+
+class AbortNotifier:
+    """Tells schedulers which sequences are over although the device has not ended them.
+
+    An abort is repeated until the scheduler answers. If it is gone, its successor is told
+    what is over when it attaches.
+    """
+
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._tasks = tasks
+
+    def abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> None:
+        """Has the scheduler of an attachment abort these sequences."""
+        self._tasks.create_task(self._abort(attach, sequences, reason))
+
+    def ask_again(self, attach: Attach, count: int) -> None:
+        """Asks the scheduler to attach a request again, whose tokens were missed here.
+
+        If the scheduler does not have the request any more, the work is returned to the queue.
+        """
+        self._tasks.create_task(self._ask_again(attach, count))
+
+    async def _ask_again(self, attach: Attach, count: int) -> None:
+        sequences = list(range(attach.first_sequence, attach.first_sequence + count))
+        if not await self._abort(attach, sequences, AbortReason.LOST_TOKENS):
+            with suppress(BusError):  # the queue delivers it again when nobody renews it
+                await self._bus.store.return_work(attach.ack)
+
+    async def _abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> int:
+        """Returns the number of sequences that the scheduler had; 0 if it has gone or does not answer."""
+        request = encode(AbortSequences(attach.term, pack(sequences), reason))
+        for _ in range(ABORT_ATTEMPTS):
+            try:
+                subject = f"{subjects.ABORT}.{attach.scheduler}.abort"
+                answer = await self._bus.request(subject, request, timeout=ABORT_TIMEOUT)
+                aborted = _aborted.try_decode(answer.data)
+            except NoResponders:  # the scheduler is gone, or moves to another server of a cluster
+                await asyncio.sleep(ABSENCE / ABORT_ATTEMPTS)
+            except BusError as error:
+                _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
+                await asyncio.sleep(ABORT_TIMEOUT)
+            else:
+                return aborted.known if aborted is not None else 0
+        return 0

@@ -1,0 +1,55 @@
+"""Notices clients that have disconnected."""
+
+import itertools
+from collections.abc import Iterable
+
+from pagewire.services.detokenizer.state.stream import Subscriber
+from pagewire.shared.bus import Bus, Message, Subscription
+from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
+
+MAX_UNDELIVERED = 13
+"""Probes in a row without a listener after which a subscriber counts as disconnected. With a probe every 0.8 s that is
+10 s, since a client that reconnects has no listener meanwhile."""
+
+
+class DisconnectMonitor:
+    """Notices subscribers whose client is gone, so that the device computes nothing more for them.
+
+    At each check, the next frame of every subscriber gets a reply subject: if the inbox has no listener, the broker
+    says so there. A subscriber without a stream is not probed, as its only frame is the result.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._inbox = bus.new_inbox()
+        self._numbers = itertools.count()
+        self._probed: dict[str, Subscriber] = {}
+
+    async def listen(self) -> Subscription:
+        """Subscribes to what the broker answers."""
+        return await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
+
+    def check(self, subscribers: Iterable[Subscriber]) -> list[Subscriber]:
+        """Returns the subscribers that have disconnected, and probes the others with their next frame."""
+        before, self._probed = self._probed, {}
+        disconnected = []
+        for subscriber in subscribers:
+            if not subscriber.streaming:
+                continue
+            if subscriber.probe in before:
+                self._probed[subscriber.probe] = subscriber  # no frame was due since the last check
+                continue
+            if subscriber.undelivered < subscriber.probes:
+                subscriber.probes = subscriber.undelivered = 0  # the last frame had a listener
+            elif subscriber.undelivered >= MAX_UNDELIVERED:
+                disconnected.append(subscriber)
+                continue
+            subscriber.probes += 1
+            subscriber.probe = f"{self._inbox}.{next(self._numbers)}"
+            self._probed[subscriber.probe] = subscriber
+        return disconnected
+
+    def _on_answer(self, message: Message) -> None:
+        subscriber = self._probed.get(message.subject)
+        if subscriber is not None and message.headers.get(STATUS) == NO_RESPONDERS:
+            subscriber.undelivered += 1
