@@ -1,10 +1,10 @@
-"""A task group with a limit."""
+"""A limit to the tasks that wait for something outside the process."""
 
 import asyncio
 from collections.abc import Coroutine
 
 MAX_TASKS = 1024
-"""Requests at once that wait for something, such as a record."""
+"""Maximum number of tasks, each of a request that waits for something such as a record."""
 
 
 class BoundedTaskGroup:

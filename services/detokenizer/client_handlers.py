@@ -24,14 +24,16 @@ from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
 OTHERS_ANSWER_WITHIN = 0.25
 """Seconds that the other instances have to answer for a request that this one does not know."""
 MAX_TOKEN_ID = 0xFFFF_FFFE
+"""Largest id that a packed u32 holds, beside `NO_TOKEN`."""
 RETRY_AFTER_MS = 500
+"""Time after which a client should send a refused request again."""
 QUEUE = "detokenizer"
 """Queue group of the requests that any instance can answer."""
 _log = structlog.get_logger()
 
 
 class ClientHandlers:
-    """Answers the requests of clients, each about streams of its own tenant only."""
+    """Answers requests of clients. A client reaches only the streams of its own tenant."""
 
     def __init__(
         self,
@@ -53,10 +55,8 @@ class ClientHandlers:
         self._instance = ""
 
     async def subscribe(self, instance: str, names: Iterable[str]) -> list[Subscription]:
-        """Subscribes to what clients ask. `names` are the model's tokens in subjects.
-
-        That includes what they ask of other instances, whose streams may have been adopted here.
-        """
+        """Subscribes to requests about streams, also those that name other instances, as their streams may have been
+        adopted here, and to detokenize requests. `names` are the model's tokens in subjects."""
         self._instance = instance
         handlers = [
             (f"{subjects.CANCEL}.*.*.*", self._on_cancel, ""),
@@ -72,32 +72,32 @@ class ClientHandlers:
 
     def _on_cancel(self, message: Message) -> None:
         """`pagewire.v1.cancel.<instance>.<request id>.<secret>`, the subject in the `accepted` frame."""
-        named = _named(message)
-        if self._is_mine(message, named):
-            self._cancel(message, named, 0.0)
+        target = _target_of(message)
+        if self._is_mine(message, target):
+            self._cancel(message, target, 0.0)
 
     def _on_cancel_by_id(self, message: Message) -> None:
         """`pagewire.v1.cancel.<request id>`, which every instance gets: for clients that know only the request id."""
-        named = _Named(_owned(message, message.subject.rpartition(".")[2]), secret=None)
-        self._cancel(message, named, OTHERS_ANSWER_WITHIN)
+        target = _Target(_owned(message, message.subject.rpartition(".")[2]), secret=None)
+        self._cancel(message, target, OTHERS_ANSWER_WITHIN)
 
-    def _is_mine(self, message: Message, named: "_Named") -> bool:
-        """Returns whether this instance answers: it is named in the subject, or has the stream of the one named."""
-        if self._registry.find(named.request_id) is not None:
+    def _is_mine(self, message: Message, target: "_Target") -> bool:
+        """Returns whether this instance answers: it has the stream, or the subject names it."""
+        if self._registry.find(target.request_id) is not None:
             return True
         instance = message.subject.rsplit(".", 3)[1]
-        return instance == self._instance and not self._registry.has_dropped(named.request_id)
+        return instance == self._instance and not self._registry.has_dropped(target.request_id)
 
-    def _cancel(self, message: Message, named: "_Named", delay: float) -> None:
+    def _cancel(self, message: Message, target: "_Target", delay: float) -> None:
         """Cancels a stream. The answer that the request is unknown is delayed by `delay` seconds."""
-        stream = self._registry.find(named.request_id)
-        if stream is not None and named.is_allowed(stream):
+        stream = self._registry.find(target.request_id)
+        if stream is not None and target.is_allowed(stream):
             self._answer_cancel(message, "cancelled" if self._streams.cancel(stream) else "ended")
         elif message.reply:
-            self._tasks.start(self._cancel_ended(message, named, delay))
+            self._tasks.start(self._cancel_ended(message, target, delay))
 
-    async def _cancel_ended(self, message: Message, named: "_Named", delay: float) -> None:
-        stream = await self._recall(named)
+    async def _cancel_ended(self, message: Message, target: "_Target", delay: float) -> None:
+        stream = await self._recall(target)
         if stream is None:
             await asyncio.sleep(delay)
         self._answer_cancel(message, "unknown" if stream is None else "ended")
@@ -108,8 +108,8 @@ class ClientHandlers:
 
     def _on_resume(self, message: Message) -> None:
         """`pagewire.v1.resume.<instance>.<request id>.<secret>`, the subject in the `accepted` frame."""
-        named = _named(message)
-        if not self._is_mine(message, named) or not self._accepts(message):
+        target = _target_of(message)
+        if not self._is_mine(message, target) or not self._accepts(message):
             return
         try:
             request = decode_request(message.data, ResumeRequest, encoding_of(message.headers))
@@ -118,14 +118,14 @@ class ClientHandlers:
         except InvalidRequest as error:
             self._refuse_resume(message, error)
             return
-        stream = self._registry.find(named.request_id)
-        if stream is not None and named.is_allowed(stream):
+        stream = self._registry.find(target.request_id)
+        if stream is not None and target.is_allowed(stream):
             self._resume(message, stream, request.start)
         else:  # without an answer, the client asks again
-            self._tasks.start(self._resume_ended(message, named, request.start))
+            self._tasks.start(self._resume_ended(message, target, request.start))
 
-    async def _resume_ended(self, message: Message, named: "_Named", start: int) -> None:
-        stream = await self._recall(named)
+    async def _resume_ended(self, message: Message, target: "_Target", start: int) -> None:
+        stream = await self._recall(target)
         if stream is not None:
             self._resume(message, stream, start)
         else:
@@ -137,16 +137,17 @@ class ClientHandlers:
 
     def _refuse_resume(self, message: Message, error: InvalidRequest) -> None:
         """Sends an error as the last frame of a stream."""
-        self._replier.refuse(message, error, subjects.owner_and_text(_named(message).request_id)[1])
+        self._replier.refuse(message, error, subjects.owner_and_text(_target_of(message).request_id)[1])
         self._bus.publish(message.reply, b"")
 
-    async def _recall(self, named: "_Named") -> Stream | None:
+    async def _recall(self, target: "_Target") -> Stream | None:
+        """Returns the stream in memory or from its record, if the client may have it."""
         try:
-            stream = await self._registry.recall(named.request_id)
+            stream = await self._registry.recall(target.request_id)
         except BusError as error:
-            _log.warning("record_not_read", request_id=named.request_id, reason=str(error))
+            _log.warning("record_not_read", request_id=target.request_id, reason=str(error))
             return None
-        return stream if stream is not None and named.is_allowed(stream) else None
+        return stream if stream is not None and target.is_allowed(stream) else None
 
     def _accepts(self, message: Message) -> bool:
         return self._replier.accepts(message.reply, subjects.tenant_of(message.subject))
@@ -166,7 +167,7 @@ class ClientHandlers:
             self._replier.refuse(message, Overloaded("too many requests at once: send it again later", RETRY_AFTER_MS))
 
     async def _detokenize(self, message: Message, request: DetokenizeRequest) -> None:
-        """Answers with the text, special tokens spelled out except those that `tokenize` puts before every text."""
+        """Answers with the text. Special tokens are spelled out, except the ones that `tokenize` puts before a text."""
         tokens = request.token_ids
         if self._prefix and not request.keep_prefix and tokens[: len(self._prefix)] == self._prefix:
             tokens = tokens[len(self._prefix) :]
@@ -175,23 +176,23 @@ class ClientHandlers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """The stream that a client means."""
+class _Target:
+    """The stream that a client wants to cancel or resume."""
 
     request_id: str
-    """`subjects.owned` by the tenant that asks."""
+    """Id of the request, `subjects.owned` by the client's tenant."""
     secret: bytes | None
-    """What the client gives as the secret of the stream; None: only the request id is needed."""
+    """Secret of the stream as the client gives it; None: the request id alone is enough."""
 
     def is_allowed(self, stream: Stream) -> bool:
-        """Returns whether the client may cancel or resume the stream. The time that this takes reveals no secret."""
+        """Returns whether the client may have the stream. The duration of the comparison reveals no secret."""
         return self.secret is None or hmac.compare_digest(self.secret, stream.secret.hex().encode())
 
 
-def _named(message: Message) -> _Named:
-    """Returns the stream that a subject means whose last tokens are the request id and the secret."""
+def _target_of(message: Message) -> _Target:
+    """Returns the stream in a subject whose last tokens are the request id and the secret."""
     _, request_id, secret = message.subject.rsplit(".", 2)
-    return _Named(_owned(message, request_id), secret.encode())
+    return _Target(_owned(message, request_id), secret.encode())
 
 
 def _owned(message: Message, request_id: str) -> str:

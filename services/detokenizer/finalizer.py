@@ -1,4 +1,9 @@
-"""What follows when a stream is over: its record, its last frames, and the end of its work item."""
+"""Ends a stream that is over: stores its record, sends its last frames, ends its work item.
+
+The record belongs to the store from then on: for two minutes a repeated request, or a redelivered item, finds there how
+the request ended. A crash at any point does no harm, because the work item goes last: another detokenizer finds the
+item, with or without the record, or nothing left to do.
+"""
 
 import asyncio
 import time
@@ -17,16 +22,15 @@ from pagewire.shared.errors import BusError, Unavailable
 from pagewire.shared.messages import encode
 
 DELIVERY_TIMEOUT = 10.0
-"""Seconds that slow subscribers delay the end of the work item. Their frames are sent after that too."""
+"""Seconds for which slow subscribers delay the end of the work item. Later frames are sent all the same."""
 _log = structlog.get_logger()
 
 
 class Finalizer:
-    """Stores a stream's record, sends its last frames, then ends its work item. `Unavailable` leaves no record.
+    """Finalizes streams, each in a task of its own.
 
-    In this order a crash at any point does no harm: another detokenizer finds either the work item, with or without the
-    record, or nothing left to do. A store that is full or gone delays the last frame by at most
-    `record_writer.WRITE_TIMEOUT`: the ended stream is in memory then, and its record is written later.
+    A store that is full or gone delays the last frame by at most `record_writer.WRITE_TIMEOUT`: the ended stream is in
+    memory then, and its record is written later.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Finalizer:
         await self._records.drain(max(0.0, deadline - loop.time()))
 
     def end_work(self, ack: str) -> None:
-        """Ends another work item of a request that has ended."""
+        """Ends a work item of a request that has ended before."""
         self._tasks.create_task(self._end_work(ack))
 
     def return_work(self, ack: str) -> None:
@@ -73,8 +77,8 @@ class Finalizer:
         self._tasks.create_task(self._return_work(ack))
 
     async def _finalize(self, stream: Stream) -> None:
-        # A request that ended because a service was missing may be sent again, and runs then. A scheduler would take a
-        # record for the end of that one too, when its work is delivered twice.
+        # A request that ended because a service was missing may be sent again, and runs then. A scheduler that gets the
+        # work twice would take the record of the first attempt for the end of the second.
         if not isinstance(stream.error, Unavailable):
             await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED

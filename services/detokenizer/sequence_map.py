@@ -1,4 +1,7 @@
-"""Which choice each row of a step belongs to, and what a step does to the streams here. No I/O."""
+"""Which choice each row of a step belongs to, and the effects of a step on the streams. No I/O.
+
+The map is rebuilt from `Attach` messages: each binds the sequences of one request, and unbinds the ones before.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,42 +10,43 @@ from pagewire.services.detokenizer.state.completion import StreamedChoice, Token
 from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.attach import Attach
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 
 
 @dataclass(slots=True)
 class StepEffects:
-    """What one step did to the streams here."""
+    """The effects of one step on the streams of this process."""
 
     touched: set[Stream] = field(default_factory=set)
     """Streams with new tokens."""
     ended: set[Stream] = field(default_factory=set)
-    """Streams of which a completion has ended."""
+    """Streams with a completion that has ended."""
     stopped: dict[Stream, list[int]] = field(default_factory=dict)
-    """Sequences that a stop string has ended: the device does not know yet."""
+    """Sequences that a stop string has ended, which the device does not know yet."""
     gapped: set[Stream] = field(default_factory=set)
-    """Streams that have lost a token."""
+    """Streams that miss a token."""
     not_finite: set[Stream] = field(default_factory=set)
     """Streams with a sequence whose logits were not finite."""
     tokens: int = 0
-    """Tokens that were appended."""
-    begun: list[Stream] = field(default_factory=list)
-    """Streams of which a completion has its first token."""
+    """Number of tokens that were appended."""
+    started: list[Stream] = field(default_factory=list)
+    """Streams with a completion that got its first token."""
     before: dict[float, int] = field(default_factory=dict)
-    """Rows with a new token by the time at which the token before it was read, if it was read here."""
+    """Number of rows with a new token, by the monotonic time at which the token before it was read."""
 
     def note_before(self, at: float, rows: int) -> None:
-        """Counts rows with a new token, whose tokens before it were read at a time; 0: none was read here."""
+        """Counts rows whose token before the new one was read at a time; 0: no token was, or elsewhere."""
         if at:
             self.before[at] = self.before.get(at, 0) + rows
 
 
 class SequenceMap:
-    """The choice of each sequence, by term. Only the last attachment of a stream counts."""
+    """The choice of each attached sequence."""
 
     def __init__(self) -> None:
         self._terms: dict[int, dict[int, tuple[Stream, StreamedChoice]]] = {}
+        """Stream and choice of each sequence, by term and sequence id."""
 
     def bind(self, stream: Stream, choices: Sequence[StreamedChoice], attach: Attach) -> None:
         """Assigns the sequences of an attachment to the choices of a stream."""
@@ -59,7 +63,7 @@ class SequenceMap:
             self._terms.pop(attach.term, None)
 
     def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
-        """Appends the tokens of a step, which is read `now`, to their choices; with `only`, to those of one stream."""
+        """Appends the tokens of a step, read at time `now`, to their choices; with `only`, to that stream's alone."""
         effects = StepEffects()
         sequences = self._terms.get(output.term)
         if sequences is None:
@@ -109,7 +113,7 @@ class SequenceMap:
             rows += 1
             choice.token_at = now
             if not before and len(choice.tokens) == new:
-                effects.begun.append(stream)
+                effects.started.append(stream)
                 stream.cached_tokens += choice.count_cached(start)
                 stream.times.note_row(output.elapsed_us, token=True)
             if choice.finish is not None:
@@ -128,18 +132,22 @@ def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, Str
             sequences[sequence][1].report(position, logprobs)
 
 
-def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
-    """Yields sequence, position and log-probabilities of each token that the step reports them of."""
+def _reported(output: StepOutput) -> Iterator[tuple[int, int, ReportedLogprobs]]:
+    """Yields sequence, position and log-probabilities of each token whose log-probabilities a step reports."""
     numbers = iter(unpack(output.logprob_tokens))
     begin = 0
     for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
         end = begin + 4 * count
-        yield sequence, position, TokenLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
+        yield (
+            sequence,
+            position,
+            ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end]),
+        )
         begin = end
 
 
 def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:
-    """Appends the tokens of a row from `position` on, the last of which has that finish; returns how many are new."""
+    """Appends the tokens of a row from `position` on, the last with `finish`; returns the number of new ones."""
     last = len(tokens) - 1
     return sum(
         choice.accept(position + i, token, finish if i == last else Finish.NONE) for i, token in enumerate(tokens)

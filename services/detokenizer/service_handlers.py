@@ -67,7 +67,7 @@ class ServiceHandlers:
         if request is None:
             return
         tenant, _ = subjects.owner_and_text(request.request_id)
-        if not self._replier.accepts(request.reply, tenant):  # the tokenizer has checked the reply before
+        if not self._replier.accepts(request.reply, tenant):  # the tokenizer has refused such a reply before
             return
         if not self._tasks.start(self._open(message, request)):
             self._answer(message, Opened(OpenState.FULL))
@@ -103,7 +103,7 @@ class ServiceHandlers:
             self._tasks.start(self._attach_ended(message, attach))  # without an answer, the scheduler asks again
 
     async def _adopt(self, message: Message, attach: Attach) -> None:
-        """Opens the stream of another detokenizer, unless it is here, and attaches it."""
+        """Adopts the stream of another detokenizer, unless it is here, and attaches it."""
         opening = _open.try_decode(attach.opening)
         if opening is None:
             _log.error("opening_unreadable", request_id=attach.request_id)
@@ -113,7 +113,7 @@ class ServiceHandlers:
         except BusError as error:
             _log.warning("stream_not_adopted", request_id=attach.request_id, reason=str(error))
             return
-        if stream.digest != opening.digest:  # the id belongs to another request since
+        if stream.digest != opening.digest:  # the id has been given to another request since
             self._answer(message, Attached(AttachState.ENDED, (), b""))
             self._streams.end_work(attach.ack)
             return

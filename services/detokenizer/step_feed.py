@@ -1,4 +1,9 @@
-"""The steps of every executor, in order and without a gap."""
+"""The steps of every executor, in order and without a gap.
+
+An executor owns its steps and keeps the last of them in a ring. This process keeps copies of the newest ones, and an
+adopted stream gets from them the tokens that its scheduler did not know yet. A gap is closed by a replay from the ring.
+Tokens of steps that have left the ring are rebuilt from the scheduler of each request (`Streams._ask_again`).
+"""
 
 import asyncio
 from collections import deque
@@ -21,23 +26,24 @@ MAX_EXECUTORS = 64
 STALL = 1.0
 """Seconds without a message after which a replay has failed."""
 HISTORY = 256
-"""Steps of each executor that are kept for streams that are attached in the middle of their sequences."""
+"""Steps of each executor that are kept for streams that are adopted in the middle of their sequences."""
 _log = structlog.get_logger()
 _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
 Outputs = Callable[[list[StepOutput] | None], None]
-"""Takes outputs in order; None: some of them are lost."""
+"""Function that takes outputs in order; None: some of them are lost."""
 
 
 @dataclass(slots=True)
 class _Executor:
-    """What was read of one executor."""
+    """One executor as this process reads it."""
 
     reader: StepReader = field(default_factory=StepReader)
+    """Puts the outputs in order and knows which are missing."""
     history: deque[StepOutput] = field(default_factory=deque)
-    """The last outputs of the term, without a gap."""
+    """Last outputs of the term, without a gap."""
     waiting: list[tuple[int, int, Outputs]] = field(default_factory=list)
-    """Those that want the outputs of a term after a step, which the history does not have."""
+    """Term and step after which a function takes the outputs, which `history` does not have."""
 
     def add(self, output: StepOutput) -> None:
         """Adds the next output to the history."""
@@ -49,27 +55,28 @@ class _Executor:
             history.popleft()
 
     def add_older(self, outputs: list[StepOutput]) -> None:
-        """Adds outputs in front of the history, as far as they belong there."""
+        """Adds outputs in front of the history, as far as they follow each other."""
         for output in reversed(outputs):
             if self.history and (output.term, output.step + 1) == (self.history[0].term, self.history[0].step):
                 self.history.appendleft(output)
 
     def since(self, term: int, step: int) -> list[StepOutput] | None:
-        """Returns the outputs of `term` after `step`, None if some may be missing."""
+        """Returns the outputs of `term` after `step`; None if some may be missing."""
         if not self.history or self.history[0].term != term or self.history[0].step > step + 1:
             return None
         return [output for output in self.history if output.step > step]
 
 
 class StepFeed:
-    """Reads the steps of every executor in order, and asks for a replay of those that were lost.
+    """Reads the steps of every executor, and asks for replays of missing ones.
 
     Attributes:
         gaps: times so far that steps were missing.
-        repairs: how many of these gaps a replay has closed.
+        repairs: gaps so far that a replay has closed.
     """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, on_output: Callable[[StepOutput], None]) -> None:
+        """`on_output` is called with each output, in the order of each executor's steps."""
         self._bus = bus
         self._tasks = tasks
         self._on_output = on_output
@@ -85,10 +92,8 @@ class StepFeed:
         return {reader.term: reader.last for reader in readers if reader.term >= 0}
 
     def catch_up(self, executor: str, term: int, step: int, take: Outputs) -> None:
-        """Gives `take` all outputs of a term that were read after `step`.
-
-        That is done at once if they are in memory. Otherwise the executor is asked, once for all that wait.
-        """
+        """Calls `take` with all outputs of a term that were read after `step`: at once if they are in memory, otherwise
+        when the executor has sent them again, once for all that wait."""
         state = self._executors.get(executor) or self._add_executor(executor)
         outputs = state.since(term, step)
         if outputs is not None:
@@ -116,6 +121,7 @@ class StepFeed:
             self._start_replay(executor, state)
 
     def _feed(self, state: _Executor, output: StepOutput) -> None:
+        """Takes an output, and delivers all that are in order now."""
         self._deliver(state, state.reader.feed(output))
 
     def _deliver(self, state: _Executor, outputs: list[StepOutput]) -> None:
@@ -130,7 +136,7 @@ class StepFeed:
         return state
 
     def _on_heartbeat(self, message: Message) -> None:
-        """Notices that the last step of an executor was lost: no later step reveals the gap."""
+        """Notices that the last step before a pause was lost: no later step reveals the gap."""
         beat = _heartbeat.try_decode(message.data)
         state = self._executors.get(beat.instance) if beat is not None else None
         if beat is None or state is None:
@@ -140,7 +146,7 @@ class StepFeed:
             self._start_replay(beat.instance, state)
 
     async def _fetch(self, executor: str, state: _Executor) -> None:
-        """Asks for the outputs that somebody waits for; what the executor has no longer is lost."""
+        """Asks an executor for the outputs that `catch_up` waits for. Outputs that are not in its ring are lost."""
         term = max(term for term, _, _ in state.waiting)
         first = min(step for other, step, _ in state.waiting if other == term) + 1
         fetched: list[StepOutput] = []
@@ -160,7 +166,7 @@ class StepFeed:
         for other, step, take in waiting:
             outputs = state.since(other, step)
             if outputs is None and answered and not (state.history and state.history[0].term == other):
-                outputs = []  # the term has no later step: all to come are heard
+                outputs = []  # the term has no later step so far, and the next ones will be read
             take(outputs)
 
     def _start_replay(self, executor: str, state: _Executor) -> None:
@@ -170,7 +176,7 @@ class StepFeed:
             self._tasks.create_task(self._replay(executor, state))
 
     async def _replay(self, executor: str, state: _Executor) -> None:
-        """Asks for the missing steps until none are missing. Steps that the executor has no longer are skipped."""
+        """Asks for the missing steps until none are missing. Steps that are not in the executor's ring are skipped."""
         reader, lost = state.reader, False
         try:
             while (missing := reader.missing) is not None:

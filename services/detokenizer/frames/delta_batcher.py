@@ -8,19 +8,19 @@ from pagewire.shared.messages.client import (
 )
 
 BATCH_BYTES = 1 << 15
-"""Of several deltas in one message, at most."""
+"""Maximum size of a message with several deltas."""
 _FRAME_BYTES = 128
-"""Of a delta without its text and its subscriber's inbox, at most."""
+"""Maximum size of a delta without its text and its subscriber's inbox."""
 _LOGPROB_BYTES = 256
-"""Of one log-probability, about: only a token of many characters takes more."""
+"""Estimated size of one log-probability: only a token of many characters takes more."""
 _CHARACTER_BYTES = 6
-"""Of a character of a text, at most: JSON escapes some."""
+"""Maximum size of a character of a text: JSON escapes some."""
 
 
 class DeltaBatcher:
-    """Collects deltas of several streams that go to one connection, and sends them there as one message.
+    """Collects deltas of several streams that go to one connection, and sends them as one message.
 
-    Collected deltas have to be sent before any other frame of their subscribers.
+    The caller sends collected deltas before any other frame of their subscribers.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -28,13 +28,13 @@ class DeltaBatcher:
         self._limit = min(BATCH_BYTES, bus.max_payload // 2)
         self._size = 0
         self._waiting: dict[tuple[str, int], tuple[list[Subscriber], list[Delta]]] = {}
-        """The subscriber of each delta, and the deltas, by inbox and encoding."""
+        """Subscribers and their deltas, in the same order, by inbox and encoding."""
 
     def add(self, subscriber: Subscriber, delta: Delta) -> None:
         """Collects the next delta of a subscriber.
 
         Raises:
-            BusUnavailable: see `send`; the delta was not collected.
+            BusUnavailable: the connection takes no more; the delta was not collected.
         """
         size = _FRAME_BYTES + len(subscriber.reply) + _CHARACTER_BYTES * len(delta.text)
         if delta.logprobs is not None:
@@ -51,10 +51,10 @@ class DeltaBatcher:
         self._size += size
 
     def send(self) -> None:
-        """Sends what was collected. A single delta is sent to its own subscriber, without a batch.
+        """Sends the collected deltas. A single one is sent to its own subscriber, without a batch.
 
         Raises:
-            BusUnavailable: the connection takes no more; what was not sent stays collected.
+            BusUnavailable: the connection takes no more; deltas that were not sent stay collected.
         """
         for batch, (subscribers, deltas) in list(self._waiting.items()):
             first = subscribers[0]
@@ -67,7 +67,7 @@ class DeltaBatcher:
         self._size = 0
 
     def put_back(self) -> list[Subscriber]:
-        """Makes what was collected due again, and returns the subscribers that it is due to."""
+        """Makes the collected deltas due again, and returns their subscribers."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         self._size = 0

@@ -1,4 +1,4 @@
-"""Notices clients that have disconnected."""
+"""Notices clients that have disconnected, so that the device computes nothing more for them."""
 
 import itertools
 from collections.abc import Iterable
@@ -8,16 +8,13 @@ from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
 
 MAX_UNDELIVERED = 13
-"""Probes in a row without a listener after which a subscriber counts as disconnected. With a probe every 0.8 s that is
-10 s, since a client that reconnects has no listener meanwhile."""
+"""Probes in a row without a listener after which a subscriber counts as disconnected: 10 s with a probe every 0.8 s,
+because a client that reconnects has no listener meanwhile."""
 
 
 class DisconnectMonitor:
-    """Notices subscribers whose client is gone, so that the device computes nothing more for them.
-
-    At each check, the next frame of every subscriber gets a reply subject: if the inbox has no listener, the broker
-    says so there. A subscriber without a stream is not probed, as its only frame is the result.
-    """
+    """Probes subscribers: their next frame gets a reply subject, at which the broker answers if the inbox has no
+    listener. A subscriber that waits for a result is not probed, as the result is its only frame."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -26,7 +23,7 @@ class DisconnectMonitor:
         self._probed: dict[str, Subscriber] = {}
 
     async def listen(self) -> Subscription:
-        """Subscribes to what the broker answers."""
+        """Subscribes to the answers of the broker."""
         return await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
 
     def check(self, subscribers: Iterable[Subscriber]) -> list[Subscriber]:
@@ -37,7 +34,7 @@ class DisconnectMonitor:
             if not subscriber.streaming:
                 continue
             if subscriber.probe in before:
-                self._probed[subscriber.probe] = subscriber  # no frame was due since the last check
+                self._probed[subscriber.probe] = subscriber  # no frame has been due since the last check
                 continue
             if subscriber.undelivered < subscriber.probes:
                 subscriber.probes = subscriber.undelivered = 0  # the last frame had a listener

@@ -1,4 +1,4 @@
-"""Sends each subscriber the frames that are due to it."""
+"""Sends each subscriber the frames that are due to it, one subscriber after the other."""
 
 import asyncio
 from collections import deque
@@ -44,11 +44,11 @@ class FrameSender:
 
     @property
     def waiting(self) -> int:
-        """Subscribers that have not been sent all that is due to them."""
+        """Number of subscribers to which frames are due."""
         return len(self._waiting)
 
     def enqueue(self, stream: Stream) -> None:
-        """Queues the subscribers of a stream that has something new for them; `drain` sends it."""
+        """Queues the subscribers of a stream that has new frames for them; `drain` sends the frames."""
         for subscriber in stream.subscribers:
             if not subscriber.queued:
                 subscriber.queued = True
@@ -68,7 +68,7 @@ class FrameSender:
             self._retry = asyncio.get_running_loop().call_later(RETRY_INTERVAL, self._try_again)
 
     def keep_alive(self, stream: Stream) -> None:
-        """Tells the subscribers of a stream that the request still waits, except over a connection that lags."""
+        """Tells the subscribers of a stream that the request still waits, unless the connection lags."""
         try:
             for subscriber in stream.subscribers:
                 if subscriber.streaming and subscriber.accepted is None and self._bus.backlog() < HIGH_WATER:

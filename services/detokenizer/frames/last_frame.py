@@ -1,4 +1,4 @@
-"""What clients are told at the end of a stream, and of log-probabilities. Pure."""
+"""The last frame of a stream, and log-probabilities as clients get them. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,17 +13,17 @@ from pagewire.shared.messages.client import (
     Result,
     Usage,
 )
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 
 
-def spelled(found: TokenLogprobs, spell: Callable[[int], str]) -> client.TokenLogprobs:
-    """Returns what a client is told of the log-probabilities of one token."""
-    ids, values = memoryview(found.ids).cast("I"), memoryview(found.values).cast("f")
-    told = {ids[0]: Logprob(values[0], found.rank, spell(ids[0]))}
+def spelled(reported: ReportedLogprobs, spell: Callable[[int], str]) -> client.TokenLogprobs:
+    """Returns the log-probabilities of one token as a client gets them; `spell` returns the text of a token alone."""
+    ids, values = memoryview(reported.ids).cast("I"), memoryview(reported.values).cast("f")
+    logprobs = {ids[0]: Logprob(values[0], reported.rank, spell(ids[0]))}
     for rank, token in enumerate(ids[1:], 1):
-        if token not in told:
-            told[token] = Logprob(values[rank], rank, spell(token))
-    return told
+        if token not in logprobs:
+            logprobs[token] = Logprob(values[rank], rank, spell(token))
+    return logprobs
 
 
 def last_frame(
@@ -48,7 +48,7 @@ def last_frame(
             stop_reason=completion.stop_reason,
             logprobs=None
             if completion.logprobs is None or stream.hides_logprobs
-            else [spelled(found, spell) for found in completion.logprobs],
+            else [spelled(reported, spell) for reported in completion.logprobs],
             score=completion.score,
         )
         for index, completion in enumerate(returned)
@@ -64,11 +64,11 @@ def _prompts(
     """Returns ids and log-probabilities of the prompts, if the request asks for them."""
     if not stream.prompts:
         return None, None
-    told = [spelled_prompt(prompt, spell) for prompt in stream.prompt_logprobs]
-    return [unpack(prompt) for prompt in stream.prompts], told or None
+    logprobs = [spelled_prompt(prompt, spell) for prompt in stream.prompt_logprobs]
+    return [unpack(prompt) for prompt in stream.prompts], logprobs or None
 
 
-def prompt_before(stream: Stream, index: int) -> Sequence[TokenLogprobs | None]:
+def prompt_before(stream: Stream, index: int) -> Sequence[ReportedLogprobs | None]:
     """Returns the log-probabilities of the prompt that come with a completion: the first one of the prompt."""
     if not stream.prompts:
         return ()
@@ -76,6 +76,6 @@ def prompt_before(stream: Stream, index: int) -> Sequence[TokenLogprobs | None]:
     return () if completion or not stream.prompt_logprobs else stream.prompt_logprobs[prompt]
 
 
-def spelled_prompt(prompt: Sequence[TokenLogprobs | None], spell: Callable[[int], str]) -> client.PromptLogprobs:
-    """Returns what a client is told of the log-probabilities of a prompt."""
-    return [None if found is None else spelled(found, spell) for found in prompt]
+def spelled_prompt(prompt: Sequence[ReportedLogprobs | None], spell: Callable[[int], str]) -> client.PromptLogprobs:
+    """Returns the log-probabilities of a prompt as a client gets them."""
+    return [None if reported is None else spelled(reported, spell) for reported in prompt]

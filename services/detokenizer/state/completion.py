@@ -8,7 +8,7 @@ from pagewire.services.detokenizer.text.text_decoder import TextDecoder
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages import unpack
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
 
@@ -16,12 +16,12 @@ FinishName = Literal["stop", "length", "cancelled"]
 
 
 class TokenGap(PagewireError):
-    """A token arrived before the token at the position ahead of it."""
+    """A token has arrived, and the token before it or its log-probabilities have not."""
 
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """What the clients are told of one completion.
+    """One completion as clients get it.
 
     Every frame is a function of these fields, so that a frame that is sent again has the same bytes.
     """
@@ -31,13 +31,13 @@ class Completion:
     texts: list[str] = field(default_factory=list)
     """Text of each token's frame. Joined, the text of the completion."""
     finish: FinishName | None = None
-    """Why it ended; None while it goes on."""
+    """Why the completion ended; None while it goes on."""
     stop_reason: str | int | None = None
-    """The stop string, or the id of a stop token that the client named."""
-    logprobs: list[TokenLogprobs] | None = None
-    """Of each token; None if the request does not ask for them."""
+    """Stop string, or id of a stop token that the client named, that ended the completion."""
+    logprobs: list[ReportedLogprobs] | None = None
+    """Log-probabilities of each token; None if the request does not ask for them."""
     score: float | None = None
-    """Cumulative log-probability that a beam search has found."""
+    """Cumulative log-probability of a completion that a beam search has found."""
 
 
 class StreamedChoice(Completion):
@@ -48,9 +48,9 @@ class StreamedChoice(Completion):
 
     Attributes:
         prompt_length: position of the first generated token in its sequence.
-        prompt_logprobs: of each token of the prompt, None for those that were not reported yet; empty if the request
-            does not ask for them, or this is not the first completion of its prompt.
-        token_at: when the step with its last token was read, in monotonic seconds; 0: none was read here.
+        prompt_logprobs: log-probabilities of each token of the prompt, None for a token without a report so far; empty
+            if the request does not ask for them, or this is not the first completion of its prompt.
+        token_at: time at which the step with its last token was read, in monotonic seconds; 0: none was read here.
     """
 
     __slots__ = (
@@ -68,9 +68,9 @@ class StreamedChoice(Completion):
     def __init__(self, request: OpenStream, decoder: TextDecoder, prompt_length: int, *, first: bool) -> None:
         """`first`: whether it is the first completion of its prompt."""
         super().__init__(logprobs=[] if request.logprobs else None)
-        reported = prompt_length if first and request.prompt_logprobs else 0
-        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * reported
-        self._reported: dict[int, TokenLogprobs] = {}
+        reported_tokens = prompt_length if first and request.prompt_logprobs else 0
+        self.prompt_logprobs: list[ReportedLogprobs | None] = [None] * reported_tokens
+        self._reported: dict[int, ReportedLogprobs] = {}
         self._reports = request.logprobs or request.prompt_logprobs
         self.prompt_length = prompt_length
         self.token_at = 0.0
@@ -80,18 +80,18 @@ class StreamedChoice(Completion):
         self._stops = StopStrings(request.stop, include=request.include_stop) if request.stop else None
 
     def accept(self, position: int, token: int, finish: int) -> bool:
-        """Appends the token at `position`, counted from the first generated one; returns False if it is known already.
+        """Appends the token at `position`, counted from the first generated one.
 
-        `finish` is the device's `Finish`. Tokens after the end of the completion are dropped.
+        Returns False if the token is here already, or the completion has ended. `finish` is the device's `Finish`.
 
         Raises:
             TokenGap: tokens before it, or log-probabilities, are missing.
         """
-        known = len(self.tokens)
-        if position < known or self.finish is not None:
+        length = len(self.tokens)
+        if position < length or self.finish is not None:
             return False
-        if position > known:
-            raise TokenGap(f"token {position} came where token {known} is the next")
+        if position > length:
+            raise TokenGap(f"token {position} came where token {length} is the next")
         if self._reports:
             self._take_reported(position)
         self.tokens.append(token)
@@ -106,7 +106,7 @@ class StreamedChoice(Completion):
         return True
 
     def _take_reported(self, position: int) -> None:
-        """Moves what was reported of the token at `position` to its place."""
+        """Moves the reported log-probabilities of the token at `position` to their place."""
         if not position and None in self.prompt_logprobs[1:]:
             raise TokenGap("the first token came before the log-probabilities of its prompt")
         if self.logprobs is not None:
@@ -115,8 +115,8 @@ class StreamedChoice(Completion):
                 raise TokenGap(f"token {position} came without its log-probabilities")
             self.logprobs.append(reported)
 
-    def report(self, position: int, logprobs: TokenLogprobs) -> None:
-        """Keeps the log-probabilities of the token at `position` of the sequence, which is accepted later."""
+    def report(self, position: int, logprobs: ReportedLogprobs) -> None:
+        """Keeps the log-probabilities of the token at `position` of the sequence until the token is accepted."""
         if position >= self.prompt_length:
             if self.logprobs is not None and position - self.prompt_length >= len(self.tokens):
                 self._reported[position - self.prompt_length] = logprobs
@@ -124,16 +124,16 @@ class StreamedChoice(Completion):
             self.prompt_logprobs[position] = logprobs
 
     def count_cached(self, start: int) -> int:
-        """Returns how many prompt tokens were cached when the executor computes the sequence from `start` on.
+        """Returns how many prompt tokens were cached, where the executor computes the sequence from `start` on.
 
-        Each prompt counts once: later calls, and those of the other completions of the prompt, return 0.
+        Each prompt counts once: later calls, and calls for other completions of the prompt, return 0.
         """
         cached = min(start, self.prompt_length) if self._counts_cached else 0
         self._counts_cached = False
         return cached
 
     def cancel(self) -> None:
-        """Ends the completion where it is, unless it has ended: its text is what was sent."""
+        """Ends the completion where it is, unless it has ended. Text that is held back is not sent."""
         self.finish = self.finish or "cancelled"
 
     def _decode_last(self, token: int, finish: int) -> str:
@@ -142,7 +142,7 @@ class StreamedChoice(Completion):
         return self._decoder.push(token) + self._decoder.flush()
 
     def _stop(self, stops: StopStrings, text: str, finish: int) -> str:
-        """Returns what may be sent now of `text` and of the text held back before it."""
+        """Returns the part of `text`, and of the text held back before it, that may be sent now."""
         text, stop = stops.push(text, armed=len(self.tokens) > self._request.min_tokens)
         if stop is not None:
             self.finish, self.stop_reason = "stop", stop

@@ -1,4 +1,4 @@
-"""An ended stream from its record."""
+"""Rebuilds an ended stream from its record: the inverse of `Stream.record`."""
 
 from pagewire.services.detokenizer.state.completion import Completion
 from pagewire.services.detokenizer.state.outcome import Times
@@ -8,11 +8,11 @@ from pagewire.shared.messages import unpack
 from pagewire.shared.messages.done import Done
 
 
-def restore(done: Done) -> Stream:
-    """Returns the ended stream of a record."""
+def restore(record: Done) -> Stream:
+    """Returns the ended stream that a record describes."""
     return Stream(
-        request_id=done.request_id,
-        digest=done.digest,
+        request_id=record.request_id,
+        digest=record.digest,
         completions=[
             Completion(
                 unpack(choice.tokens),
@@ -22,15 +22,15 @@ def restore(done: Done) -> Stream:
                 None if choice.logprobs is None else list(choice.logprobs),
                 choice.score,
             )
-            for choice in done.choices
+            for choice in record.choices
         ],
-        prompt_tokens=done.prompt_tokens,
-        cached_tokens=done.cached_tokens,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
         state=StreamState.ENDED,
-        error=REQUEST_ERRORS.get(done.error, Internal)(done.message) if done.error else None,
-        secret=done.secret,
-        prompts=done.prompts,
-        restored_prompt_logprobs=done.prompt_logprobs,
-        times=Times(*done.times),
-        chat_format=done.chat_format,
+        error=REQUEST_ERRORS.get(record.error, Internal)(record.message) if record.error else None,
+        secret=record.secret,
+        prompts=record.prompts,
+        restored_prompt_logprobs=record.prompt_logprobs,
+        times=Times(*record.times),
+        chat_format=record.chat_format,
     )

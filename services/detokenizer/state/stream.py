@@ -16,11 +16,11 @@ from pagewire.shared.errors import RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
-from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
+from pagewire.shared.messages.done import Done, DoneChoice, ReportedLogprobs
 
 
 class StreamState(Enum):
-    """State of a stream.
+    """State of a stream that this detokenizer owns.
 
                  attach, apply
                     ┌────┐
@@ -28,14 +28,14 @@ class StreamState(Enum):
         open ─────▶ OPEN ── finish, cancel, abort ──▶ FINALIZING ── record stored ──▶ ENDED ◀── restore
 
     `finish`: every completion has ended. `cancel`: a client asked for it, or the last client has disconnected; the
-    completions end where they are. `abort`: the request ends with an error, such as its deadline. A stream that another
-    detokenizer goes on with is dropped: it stays OPEN, and nobody has it here any more.
+    completions end where they are. `abort`: the request ends with an error, such as its deadline. `restore`: the stream
+    is rebuilt from its record. A stream that another detokenizer owns now is dropped: its state stays OPEN.
     """
 
     OPEN = auto()
     """The request waits or runs."""
     FINALIZING = auto()
-    """The request is over and its record is being stored: no subscriber gets the last frame yet."""
+    """The request is over, and its record is being stored: the last frame waits for that."""
     ENDED = auto()
     """The last frame may be sent."""
 
@@ -45,72 +45,70 @@ class Stream:
     """The completions of a request, its subscribers, and how it ended."""
 
     request_id: str
-    """As services know it: `subjects.owned` by the tenant."""
+    """Id as services know it: `subjects.owned` by the tenant."""
     digest: bytes
     """Fingerprint of the request's body."""
     completions: Sequence[Completion]
     """`StreamedChoice`s, unless the stream was restored from its record."""
     prompt_tokens: int
+    """Tokens of all prompts."""
     cached_tokens: int = 0
+    """Prompt tokens that the executor had cached."""
     state: StreamState = StreamState.OPEN
     error: RequestError | None = None
-    """The error that ended the request."""
+    """Error that ended the request; None: it runs or has ended without one."""
     subscribers: "list[Subscriber]" = field(default_factory=list)
-    """Those that have not got every frame yet."""
+    """Inboxes that have not received every frame yet."""
     attachment: Attach | None = None
-    """Which sequences the request is, once a scheduler has admitted it."""
+    """Sequences of the request, once a scheduler has admitted it."""
     deadline: asyncio.TimerHandle | None = None
+    """Timer that aborts the request; None in a restored stream."""
     delivered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the last subscriber has got every frame."""
+    """Set once the last subscriber has received every frame."""
     span: Span = INVALID_SPAN
     adopted: bool = False
-    """Another detokenizer had the stream before."""
+    """Whether another detokenizer owned the stream before."""
     stored: bool = False
-    """The work queue has the request, as its tokenizer says or was seen."""
+    """Whether the work queue is known to have the request."""
     opened_at: float = field(default_factory=time.monotonic)
+    """Time at which the stream was opened here, in monotonic seconds."""
     first_token_at: float = 0.0
-    """When the step with its first token was read, in monotonic seconds; 0: none was read here."""
+    """Time at which the step with the first token was read, in monotonic seconds; 0: it was not read here."""
     incomplete: bool = False
-    """Tokens are missing; they were asked for, and rows behind them are dropped."""
+    """Whether tokens are missing and were asked for: rows behind them are dropped."""
     prompts: tuple[bytes, ...] = ()
-    """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
-    restored_prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
-    """Those of a stream that was restored from its record."""
+    """Packed ids of each prompt, if the answer has them or log-probabilities of prompts."""
+    restored_prompt_logprobs: tuple[tuple[ReportedLogprobs | None, ...], ...] = ()
+    """Log-probabilities of prompts in a restored stream."""
     lost_schedulers: int = 0
-    """Schedulers in a row that have had the request, and from which no new token has come."""
+    """Number of lost schedulers in a row that have had the request and have brought no new token."""
     _tokens_before: int = 0
-    """Tokens when a scheduler was lost last."""
+    """Number of tokens when a scheduler was lost last."""
     secret: bytes = b""
-    """Ends the subjects that cancel and resume the stream."""
+    """Last token of the subjects that cancel and resume the stream."""
     chat_format: ChatFormat | None = None
-    """What clients are told of the format of the texts."""
+    """Format of tool calls and reasoning in the texts, which clients are told."""
     best: int = 0
-    """Completions of each prompt that the client gets, the best ones; 0: all."""
+    """Number of completions of each prompt that the client gets, the best ones; 0: all."""
     num_prompts: int = 1
     hides_logprobs: bool = False
-    """Whether log-probabilities of tokens are reported only to find the best."""
+    """Whether log-probabilities of tokens are reported only to find the best completions."""
     times: Times = field(default_factory=lambda: Times(0.0))
 
     @property
     def tenant(self) -> str:
-        """The tenant whose request it is; empty: that of a client that is no tenant."""
+        """Tenant that owns the request; empty for a client that is no tenant."""
         return subjects.owner_and_text(self.request_id)[0]
 
     @property
     def public_id(self) -> str:
-        """The request id as the client knows it."""
+        """Request id as the client knows it."""
         return subjects.owner_and_text(self.request_id)[1]
 
     @property
     def accepted(self) -> bool:
-        """Whether the client may be told that the request waits or runs: the work queue has had it."""
+        """Whether the client may hear that its request waits or runs: the work queue has had it."""
         return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
-
-    @property
-    def attached_by(self) -> tuple[int, int, int]:
-        """Generation, term and move of the last attachment, which are higher for a newer one; zeros without one."""
-        last = self.attachment
-        return (0, 0, 0) if last is None else (last.generation, last.term, last.move)
 
     def note_lost_scheduler(self) -> None:
         """Counts a scheduler that was lost with this request."""
@@ -128,7 +126,7 @@ class Stream:
         return all(completion.finish is not None for completion in self.completions)
 
     @property
-    def prompt_logprobs(self) -> tuple[tuple[TokenLogprobs | None, ...], ...]:
+    def prompt_logprobs(self) -> tuple[tuple[ReportedLogprobs | None, ...], ...]:
         """Log-probabilities of the tokens of each prompt; empty if the request does not ask for them."""
         reporting = (choice.prompt_logprobs for choice in self.choices if choice.prompt_logprobs)
         return self.restored_prompt_logprobs or tuple(map(tuple, reporting))
@@ -156,17 +154,17 @@ class Stream:
             self.delivered.set()
 
     def record(self) -> Done:
-        """Returns what is stored of the request when it is over."""
+        """Returns the record of a request that is over; `restore` makes a stream of it again."""
         choices = tuple(
             DoneChoice(
-                pack(done.tokens),
-                tuple(done.texts),
-                done.finish or "cancelled",
-                done.stop_reason,
-                None if done.logprobs is None or self.hides_logprobs else tuple(done.logprobs),
-                done.score,
+                pack(completion.tokens),
+                tuple(completion.texts),
+                completion.finish or "cancelled",
+                completion.stop_reason,
+                None if completion.logprobs is None or self.hides_logprobs else tuple(completion.logprobs),
+                completion.score,
             )
-            for done in (self.returned if self.error is None else ())
+            for completion in (self.returned if self.error is None else ())
         )
         return Done(
             request_id=self.request_id,
@@ -185,20 +183,20 @@ class Stream:
 
 
 class Subscriber:
-    """One client inbox and its position in the stream. Frames are made when they are sent, so none are stored here.
+    """One client inbox and its position in the stream. Frames are made when they are sent, so none are kept here.
 
     Attributes:
-        encoding: the `Encoding` of its frames.
-        encode: makes the bytes of a frame.
-        batch_inbox: where its deltas may be sent together with those of other streams; empty: nowhere.
-        batch: that inbox and the encoding: equal for subscribers whose deltas go into one message.
-        accepted: the first frame, until it is sent.
-        positions: per completion, the position of the next token to send.
+        encoding: `Encoding` of its frames.
+        encode: function that returns the bytes of a frame.
+        batch_inbox: inbox for its deltas together with those of other streams; empty: none.
+        batch: `batch_inbox` and `encoding`, equal for subscribers whose deltas go into one message.
+        accepted: first frame, until it is sent.
+        positions: position of the next token to send, per completion.
         queued: whether it waits for its turn in the `FrameSender`.
         closed: whether it gets no more frames.
-        probe: reply subject of the next frame, which asks whether the inbox has a listener; empty: the frame asks not.
-        probes: frames with a reply subject that were sent since the inbox last had a listener.
-        undelivered: how many of those the broker reported as having no listener.
+        probe: reply subject of the next frame, at which the broker answers if the inbox has no listener; empty: none.
+        probes: number of frames with a reply subject since the inbox last had a listener.
+        undelivered: number of these frames that the broker reported as having no listener.
     """
 
     __slots__ = (
@@ -230,7 +228,7 @@ class Subscriber:
         accepted: Accepted | None = None,
         batch_inbox: str = "",
     ) -> None:
-        """`start`: position in each completion of the first token wanted; `sent`: one such position per completion."""
+        """`start`: position of the first token to send in every completion; `sent`: such a position per completion."""
         self.stream = stream
         self.reply = reply
         self.streaming = streaming
@@ -247,7 +245,7 @@ class Subscriber:
         self.undelivered = 0
 
     def rewind(self, start: int, accepted: Accepted | None = None) -> None:
-        """Makes the frames from position `start` on due again; frames that were not sent yet stay due."""
+        """Makes the frames from position `start` on due again. Frames that were not sent yet stay due."""
         self.accepted = accepted or self.accepted
         self.positions = [min(position, start) for position in self.positions]
 

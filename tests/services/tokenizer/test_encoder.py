@@ -182,7 +182,7 @@ def test_long_monotony_has_them_too(name: str, piece: str) -> None:
     assert fast(name)([text], True) == [library(name).encode(text).ids]
 
 
-def test_what_the_fast_library_refuses_is_left_to_the_models_own_and_said() -> None:
+def test_a_tokenizer_that_the_fast_library_refuses_is_encoded_by_the_models_own() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "rabbit": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])

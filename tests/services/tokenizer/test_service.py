@@ -173,7 +173,7 @@ async def test_a_hostile_template_holds_up_nobody_else() -> None:
         assert "takes more than" in (await asking).message
 
 
-async def test_what_a_request_leaves_out_comes_from_the_models_generation_config(tmp_path: Path) -> None:
+async def test_fields_left_out_come_from_the_models_generation_config(tmp_path: Path) -> None:
     own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_new_tokens": 30, "do_sample": True}
     change(model_folder(tmp_path / MODEL) / "generation_config.json", **own)
 
@@ -275,7 +275,7 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         (b"", 400, "invalid_request", "JSON"),
     ],
 )
-async def test_what_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
+async def test_a_request_that_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
     async with serving() as setup:
         frame = await setup.refused(body)
         assert (frame.code, frame.error, frame.retryable, frame.tokens_emitted) == (code, kind, False, 0)
@@ -455,7 +455,7 @@ async def queue_of(seconds: float, max_queue_wait: str | None = "10s") -> AsyncI
         yield setup
 
 
-async def test_what_would_wait_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_would_wait_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     async with queue_of(30) as setup:
         monkeypatch.setattr(InputProcessor, "process", lambda *_: 1 / 0)
         for headers in (None, {FRESH: "1"}):
@@ -585,7 +585,7 @@ async def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it
     assert not setup.tokenizer.heartbeat().ready
 
 
-async def test_what_it_holds_is_handed_over_before_it_ends() -> None:
+async def test_requests_in_progress_are_dispatched_before_it_ends() -> None:
     async with serving() as setup:
         setup.client.publish(GENERATE, b'{"prompt": "' + b"word " * 1500 + b'"}', reply=setup.client.new_inbox())
         await setup.client.flush()
@@ -662,7 +662,7 @@ class TestDrain:
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
-    async def test_what_has_arrived_is_dispatched(self) -> None:
+    async def test_requests_that_have_arrived_are_dispatched(self) -> None:
         async with serving() as setup:
             setup.detokenizer.answers_open = False
             setup.client.publish(GENERATE, msgspec.json.encode(self.BODY), reply=setup.client.new_inbox())

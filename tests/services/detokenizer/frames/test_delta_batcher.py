@@ -14,7 +14,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import DeltaBatch, Final
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.frames.senders import SlowBus, batch_of, end, grow, stream_of, subscribe
@@ -151,7 +151,7 @@ def test_a_message_with_several_deltas_has_its_bound(character: str, length: int
 def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int) -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
-    token = TokenLogprobs(1, pack(range(20)), struct.pack("<20f", *(-9.123456789 * rank for rank in range(20))))
+    token = ReportedLogprobs(1, pack(range(20)), struct.pack("<20f", *(-9.123456789 * rank for rank in range(20))))
     for number in range(8):
         stream = stream_of(1)
         stream.prompts = (pack([7] * reported),)
@@ -166,7 +166,7 @@ def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int
     assert bool(together) == (reported == 1)
 
 
-async def test_what_a_broken_connection_did_not_take_is_sent_when_it_is_back() -> None:
+async def test_deltas_that_a_broken_connection_did_not_take_are_sent_when_it_is_back() -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
     (a, _), (b, _) = streams(sender, 2)

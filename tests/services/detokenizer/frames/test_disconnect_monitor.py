@@ -109,7 +109,7 @@ async def test_a_reader_without_a_stream_is_not_asked() -> None:
     assert not scene.subscriber.probe
 
 
-async def test_what_a_reader_itself_answers_does_not_count() -> None:
+async def test_an_answer_of_the_reader_itself_does_not_count() -> None:
     scene = Scene()
     await scene.monitor.listen()
 

@@ -91,7 +91,7 @@ def test_the_order_of_the_list_decides_between_two_that_end_together() -> None:
     assert run(("ab", "b"), ["ab"]) == Outcome([""], "ab", 0)
 
 
-def test_what_is_held_back_is_released_when_it_turns_out_harmless() -> None:
+def test_text_held_back_is_released_when_it_turns_out_harmless() -> None:
     assert run(("stop",), ["st", "o", "re", "s"]) == Outcome(["", "", "store", "", "s"])
 
 

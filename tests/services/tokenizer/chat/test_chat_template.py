@@ -135,7 +135,7 @@ def test_nothing_of_the_mark_is_left() -> None:
     assert END_MARK not in text
 
 
-def test_what_a_client_says_of_the_template_does_not_change_the_messages() -> None:
+def test_variables_of_a_client_do_not_change_the_messages() -> None:
     template = "{{ messages | length }}{{ tools }}{{ add_generation_prompt }}"
     variables = {"messages": [], "tools": ["x"], "add_generation_prompt": "yes"}
     assert laid_out(template, said("user", "x"), variables=variables) == "1NoneTrue"

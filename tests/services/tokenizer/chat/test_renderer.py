@@ -59,7 +59,7 @@ async def test_a_template_that_wants_too_much_is_refused_within_a_second(hostile
 
 
 @pytest.mark.anyio
-async def test_those_behind_a_killed_worker_are_rendered_by_its_successor() -> None:
+async def test_conversations_behind_a_killed_worker_are_rendered_by_its_successor() -> None:
     async with rendering(SWITCH) as renderer:
         texts = [f"text {number}" for number in range(20)]
         asked = ("first", "endless", *texts, "endless", "last")
@@ -184,7 +184,7 @@ async def test_a_model_without_a_template_has_no_worker() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("broken", ["{% if %}", "{{ " + "(" * 5000, "{{ 9 ** (9 ** 9) }}"])
-async def test_what_is_no_template_is_refused_and_not_tried_again(broken: str) -> None:
+async def test_a_broken_template_is_refused_and_not_tried_again(broken: str) -> None:
     async with rendering(broken) as renderer:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="the model's chat template"):

@@ -154,7 +154,7 @@ def test_an_empty_prompt_in_a_batch_is_named() -> None:
 
 
 @given(st.lists(st.lists(st.integers(-5, 15)), max_size=5))
-def test_what_passes_is_inside_the_vocabulary(prompts: list[list[int]]) -> None:
+def test_ids_that_pass_are_inside_the_vocabulary(prompts: list[list[int]]) -> None:
     good = all(ids and all(0 <= token < 10 for token in ids) for ids in prompts)
     if good:
         check_ids(prompts, 10)

@@ -84,7 +84,7 @@ def test_the_defaults_pass() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"allowed_token_ids": [1]}, {"bad_words": ["x"]}, {"beam_width": 2}])
-def test_what_has_no_meaning_beside_a_grammar_is_refused(fields: dict[str, Any]) -> None:
+def test_fields_without_meaning_beside_a_grammar_are_refused(fields: dict[str, Any]) -> None:
     assert "structured_outputs" in refused(structured_outputs=StructuredOutputsParams(regex="a"), **fields)
 
 
@@ -326,7 +326,7 @@ def test_a_deployment_seed_makes_absent_seeds_repeatable() -> None:
         ignore_eos=st.booleans(),
     )
 )
-def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
+def test_parameters_that_pass_are_within_the_reach_of_a_device(params: SamplingParams) -> None:
     try:
         check(params, VOCABULARY)
     except InvalidRequest:
@@ -372,7 +372,7 @@ def test_without_a_beam_search_nothing_reports_candidates() -> None:
         {"length_penalty": -2.0},
     ],
 )
-def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, Any]) -> None:
+def test_neutral_values_may_stand_beside_a_beam_width(fields: dict[str, Any]) -> None:
     assert resolved(beam_width=4, **fields).beam_width == 4
 
 
@@ -393,7 +393,7 @@ def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, An
         ("length_penalty", -math.inf),
     ],
 )
-def test_what_a_beam_search_cannot_mean_is_refused_by_name(name: str, value: object) -> None:
+def test_fields_without_meaning_in_a_beam_search_are_refused_by_name(name: str, value: object) -> None:
     assert name in refused(beam_width=4, **{name: value})
 
 
