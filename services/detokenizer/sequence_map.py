@@ -3,7 +3,7 @@
 The map is rebuilt from `Attach` messages: each binds the sequences of one request, and unbinds the ones before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire.services.detokenizer.state.completion import StreamedChoice, TokenGap
@@ -127,22 +127,13 @@ class SequenceMap:
 
 def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
     """Hands the log-probabilities that a step reports to the choices of these sequences."""
-    for sequence, position, logprobs in _reported(output):
-        if sequence in sequences:
-            sequences[sequence][1].report(position, logprobs)
-
-
-def _reported(output: StepOutput) -> Iterator[tuple[int, int, ReportedLogprobs]]:
-    """Yields sequence, position and log-probabilities of each token whose log-probabilities a step reports."""
     numbers = iter(unpack(output.logprob_tokens))
     begin = 0
     for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
         end = begin + 4 * count
-        yield (
-            sequence,
-            position,
-            ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end]),
-        )
+        if sequence in sequences:
+            logprobs = ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
+            sequences[sequence][1].report(position, logprobs)
         begin = end
 
 

@@ -339,7 +339,7 @@ class Streams:
             self._send(stream)
 
     def _send(self, stream: Stream) -> None:
-        """Sends the frames that are due, if the client may hear of the stream."""
+        """Sends the frames that are due, unless the client may not know of the stream yet."""
         if stream.accepted:
             self._sender.enqueue(stream)
             self._sender.drain()

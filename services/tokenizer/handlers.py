@@ -12,7 +12,6 @@ from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.input_processor import InputProcessor
-from pagewire.services.tokenizer.request_checker import RequestChecker
 from pagewire.services.tokenizer.request_encoder import RequestEncoder
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.served_model import Model
@@ -58,8 +57,7 @@ class Handlers:
         self._encoder = RequestEncoder(
             model, renderer, bus.max_payload, settings.seed, log_prompts=settings.log_prompts
         )
-        checker = RequestChecker(model, settings.max_logprobs)
-        self._processor = InputProcessor(model.name, checker, self._encoder, self._dispatcher, self._replier)
+        self._processor = InputProcessor(model, settings.max_logprobs, self._encoder, self._dispatcher, self._replier)
         self._subscriptions: list[Subscription] = []
         self._requests = 0
 

@@ -7,8 +7,9 @@ from opentelemetry.trace import format_trace_id, get_current_span
 
 from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.dispatch.request_messages import request_messages
-from pagewire.services.tokenizer.request_checker import RequestChecker
+from pagewire.services.tokenizer.request_checker import check_request
 from pagewire.services.tokenizer.request_encoder import RequestEncoder
+from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import describe, note
 from pagewire.shared.bus import Message
 from pagewire.shared.client_protocol.replies import Replier
@@ -22,11 +23,11 @@ class InputProcessor:
     """Takes the requests for one model through their three stages."""
 
     def __init__(
-        self, model: str, checker: RequestChecker, encoder: RequestEncoder, dispatcher: Dispatcher, replier: Replier
+        self, model: Model, max_logprobs: int, encoder: RequestEncoder, dispatcher: Dispatcher, replier: Replier
     ) -> None:
-        """`model` is the served name."""
+        """`max_logprobs`: maximum of log-probabilities per token that a request may ask for."""
         self._model = model
-        self._checker = checker
+        self._max_logprobs = max_logprobs
         self._encoder = encoder
         self._dispatcher = dispatcher
         self._replier = replier
@@ -49,9 +50,9 @@ class InputProcessor:
             _log.info("request", **trace)
 
     async def _process(self, message: Message, drawn_id: str, arrived: float, refusal: Overloaded | None) -> Outcome:
-        checked = self._checker.check(message, drawn_id, arrived)
-        note(request_id=checked.caller.request_id)
-        describe(checked.request, self._model)
+        checked = check_request(message, drawn_id, arrived, self._model, self._max_logprobs)
+        note(request_id=checked.request_id)
+        describe(checked.request, self._model.name)
         encoded = await self._encoder.encode(checked)
         headers: dict[str, str] = {}
         tracing.inject(headers, get_current_span())

@@ -17,11 +17,16 @@ TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """The client that sent a request, and where it listens for the answer."""
+class CheckedRequest:
+    """A request whose fields are valid, and its client. Only the number of its tokens is still to be checked."""
 
+    request: GenerateRequest
+    """The request, with the model's sampling defaults, and with a grammar if its answer must call tools."""
+    prompts: Prompts
     request_id: str
-    """Id as the client knows it: of its choice, or drawn here."""
+    """Id of the client's choice, or one that was drawn for the message."""
+    tenant: str
+    """Tenant that the client belongs to; empty: none."""
     reply: str
     """The client's inbox."""
     encoding: Encoding
@@ -30,19 +35,6 @@ class Caller:
     """Whether the id was drawn for this very message."""
     batch_inbox: str
     """Inbox where the client's connection takes deltas of several streams; empty: there is none."""
-    tenant: str = ""
-    """Tenant that the client belongs to; empty: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedRequest:
-    """A request whose fields are valid. Only the number of its tokens is still to be checked."""
-
-    request: GenerateRequest
-    """The request, with the model's sampling defaults, and with a grammar if its answer must call tools."""
-    prompts: Prompts
-    """The texts, token ids or conversation that it asks to continue."""
-    caller: Caller
     expires: float
     """Deadline, in monotonic seconds."""
 
@@ -58,34 +50,29 @@ class CheckedRequest:
         return left
 
 
-class RequestChecker:
-    """Checks the fields of requests for one model."""
+def check_request(message: Message, drawn_id: str, arrived: float, model: Model, max_logprobs: int) -> CheckedRequest:
+    """Returns the request of a message that arrived at a monotonic time. It has `drawn_id` if it brings no id.
 
-    def __init__(self, model: Model, max_logprobs: int) -> None:
-        """`max_logprobs`: most log-probabilities per token that a request may ask for."""
-        self._model = model
-        self._max_logprobs = max_logprobs
+    `max_logprobs` is the deployment's limit of log-probabilities per token.
 
-    def check(self, message: Message, drawn_id: str, arrived: float) -> CheckedRequest:
-        """Returns the request of a message that arrived at a monotonic time. It has `drawn_id` if it brings no id.
-
-        Raises:
-            InvalidRequest: the message is unreadable or a field is invalid; the error names it.
-        """
-        model, headers = self._model, message.headers
-        encoding = encoding_of(headers)
-        request = decode_request(message.data, GenerateRequest, encoding)
-        request.sampling = model.generation.complete(request.sampling, message.data, encoding)
-        check_tools(request, model.formats)
-        request.sampling = with_forced_call(request)
-        prompts = validate(request, model.vocab_size, self._max_logprobs)
-        tenant, batch_inbox = subjects.tenant_of(message.subject), headers.get(BATCH_INBOX, "")
-        caller = Caller(
-            request.request_id or drawn_id,
-            message.reply,
-            encoding,
-            fresh=not request.request_id or FRESH in headers,
-            batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
-            tenant=tenant,
-        )
-        return CheckedRequest(request, prompts, caller, arrived + request.timeout_ms / 1000)
+    Raises:
+        InvalidRequest: the message is unreadable or a field is invalid; the error names it.
+    """
+    headers, encoding = message.headers, encoding_of(message.headers)
+    request = decode_request(message.data, GenerateRequest, encoding)
+    request.sampling = model.generation.complete(request.sampling, message.data, encoding)
+    check_tools(request, model.formats)
+    request.sampling = with_forced_call(request)
+    prompts = validate(request, model.vocab_size, max_logprobs)
+    tenant, batch_inbox = subjects.tenant_of(message.subject), headers.get(BATCH_INBOX, "")
+    return CheckedRequest(
+        request,
+        prompts,
+        request_id=request.request_id or drawn_id,
+        tenant=tenant,
+        reply=message.reply,
+        encoding=encoding,
+        fresh=not request.request_id or FRESH in headers,
+        batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
+        expires=arrived + request.timeout_ms / 1000,
+    )

@@ -51,7 +51,7 @@ class EncodedRequest:
     digest: bytes
     """Fingerprint of the body."""
     chat_format: ChatFormat | None = None
-    """How the answers become messages; None: their texts are all that they are."""
+    """Format of the answers; None: they are texts without tool calls and reasoning."""
     skip_special: bool = True
     """Whether special tokens are left out of the texts: never those that `chat_format` needs."""
 
@@ -62,13 +62,9 @@ class RequestEncoder:
     def __init__(
         self, model: Model, renderer: ChatRenderer, max_payload: int, seed: int, *, log_prompts: bool = False
     ) -> None:
-        """
-        Args:
-            model: the served model.
-            renderer: renders conversations.
-            max_payload: bytes that a message may have.
-            seed: the deployment's, from which the seeds of requests without one follow; 0: they are drawn.
-            log_prompts: whether the log has the beginning of each prompt that is a text or a conversation.
+        """`seed`: the deployment's, from which the seeds of requests without one follow; 0: they are drawn.
+
+        `log_prompts`: whether the log has the beginning of each prompt that is a text or a conversation.
         """
         self._model = model
         self._renderer = renderer

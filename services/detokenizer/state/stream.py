@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 
 from opentelemetry.trace import INVALID_SPAN, Span
@@ -11,7 +11,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from pagewire.services.detokenizer.state.completion import Completion, StreamedChoice
 from pagewire.services.detokenizer.state.outcome import Times, best_completions
 from pagewire.shared import subjects
-from pagewire.shared.client_protocol.frame_encoding import encoder
+from pagewire.shared.client_protocol.frame_encoding import Reply, encoder
 from pagewire.shared.errors import RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
@@ -107,7 +107,7 @@ class Stream:
 
     @property
     def accepted(self) -> bool:
-        """Whether the client may hear that its request waits or runs: the work queue has had it."""
+        """Whether the client may be told that its request waits or runs: the work queue has had it."""
         return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
 
     def note_lost_scheduler(self) -> None:
@@ -182,67 +182,46 @@ class Stream:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Subscriber:
-    """One client inbox and its position in the stream. Frames are made when they are sent, so none are kept here.
+    """One client inbox and its position in the stream. Frames are made when they are sent, so none are kept here."""
 
-    Attributes:
-        encoding: `Encoding` of its frames.
-        encode: function that returns the bytes of a frame.
-        batch_inbox: inbox for its deltas together with those of other streams; empty: none.
-        batch: `batch_inbox` and `encoding`, equal for subscribers whose deltas go into one message.
-        accepted: first frame, until it is sent.
-        positions: position of the next token to send, per completion.
-        queued: whether it waits for its turn in the `FrameSender`.
-        closed: whether it gets no more frames.
-        probe: reply subject of the next frame, at which the broker answers if the inbox has no listener; empty: none.
-        probes: number of frames with a reply subject since the inbox last had a listener.
-        undelivered: number of these frames that the broker reported as having no listener.
-    """
+    stream: Stream
+    reply: str
+    """The inbox."""
+    encoding: int
+    """`Encoding` of its frames."""
+    streaming: bool
+    """Whether it gets a frame per token, not only the result."""
+    start: InitVar[int] = 0
+    """Position of the first token to send in every completion."""
+    sent: InitVar[Sequence[int]] = ()
+    """Position of the first token to send per completion; empty: `start` in all."""
+    accepted: Accepted | None = None
+    """First frame, until it is sent."""
+    batch_inbox: str = ""
+    """Inbox for its deltas together with deltas of other streams; empty: none."""
+    positions: list[int] = field(init=False)
+    """Position of the next token to send, per completion."""
+    encode: Callable[[Reply], bytes] = field(init=False)
+    """Returns the bytes of a frame."""
+    batch: tuple[str, int] = field(init=False)
+    """`batch_inbox` and `encoding`: equal for subscribers whose deltas go into one message."""
+    queued: bool = False
+    """Whether it waits for its turn in the `FrameSender`."""
+    closed: bool = False
+    """Whether it gets no more frames."""
+    probe: str = ""
+    """Reply subject of the next frame, at which the broker answers if the inbox has no listener; empty: none."""
+    probes: int = 0
+    """Number of frames with a reply subject since the inbox last had a listener."""
+    undelivered: int = 0
+    """Number of these frames that the broker reported as having no listener."""
 
-    __slots__ = (
-        "accepted",
-        "batch",
-        "batch_inbox",
-        "closed",
-        "encode",
-        "encoding",
-        "positions",
-        "probe",
-        "probes",
-        "queued",
-        "reply",
-        "stream",
-        "streaming",
-        "undelivered",
-    )
-
-    def __init__(
-        self,
-        stream: Stream,
-        reply: str,
-        encoding: int,
-        *,
-        streaming: bool,
-        start: int = 0,
-        sent: Sequence[int] = (),
-        accepted: Accepted | None = None,
-        batch_inbox: str = "",
-    ) -> None:
-        """`start`: position of the first token to send in every completion; `sent`: such a position per completion."""
-        self.stream = stream
-        self.reply = reply
-        self.streaming = streaming
-        self.encoding = encoding
-        self.encode = encoder(encoding)
-        self.batch_inbox = batch_inbox
-        self.batch = batch_inbox, encoding
-        self.accepted = accepted
-        self.positions = list(sent) or [start] * len(stream.completions)
-        self.queued = False
-        self.closed = False
-        self.probe = ""
-        self.probes = 0
-        self.undelivered = 0
+    def __post_init__(self, start: int, sent: Sequence[int]) -> None:
+        self.positions = list(sent) or [start] * len(self.stream.completions)
+        self.encode = encoder(self.encoding)
+        self.batch = self.batch_inbox, self.encoding
 
     def rewind(self, start: int, accepted: Accepted | None = None) -> None:
         """Makes the frames from position `start` on due again. Frames that were not sent yet stay due."""

@@ -129,7 +129,7 @@ class Dispatcher:
             except BusError:
                 # The detokenizer may have opened the stream all the same: if it is alive, it ends the stream.
                 lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
-                if self._peers.gone(instance) or not await self._try_abort(instance, work.request_id, lost):
+                if self._peers.gone(instance) or not await self._abort(instance, work.request_id, lost):
                     excluded.add(instance)  # it sends nothing any more, so another one can open the stream
                     continue
                 return Outcome.ABORTED
@@ -232,19 +232,16 @@ class Dispatcher:
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         """Stores the work of a stream that is open; if that is not possible, has the stream aborted."""
-        if self._monitor.refusal:
-            return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
-        queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
         try:
+            if self._monitor.refusal:
+                raise StorageRefused(self._model, self._monitor.refusal)
+            queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
             number = await self._bus.store.put_work(queue, encode(work), headers=headers)
-        except MessageTooLarge:
-            too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
-            return await self._abort(work.detokenizer, work.request_id, too_large)
-        except StorageRefused as refusal:
-            return await self._abort(work.detokenizer, work.request_id, _refused(refusal.reason))
-        except BusError:
-            unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
-            return await self._abort(work.detokenizer, work.request_id, unstored)
+        except BusError as error:
+            unstored = _unstored(error)
+            if await self._abort(work.detokenizer, work.request_id, unstored):
+                return Outcome.ABORTED
+            raise unstored from None
         self._admission.on_stored(work.priority, number)
         self._bus.publish(f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id)))
         self._stored[work.request_id] = None
@@ -252,13 +249,7 @@ class Dispatcher:
             del self._stored[next(iter(self._stored))]
         return Outcome.STORED
 
-    async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
-        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
-        if await self._try_abort(instance, request_id, error):
-            return Outcome.ABORTED
-        raise error from None
-
-    async def _try_abort(self, instance: str, request_id: str, error: RequestError) -> bool:
+    async def _abort(self, instance: str, request_id: str, error: RequestError) -> bool:
         """Has the detokenizer end the stream with `error`; returns whether the detokenizer has answered.
 
         The abort is repeated: the client of a stream without work would wait until its deadline.
@@ -280,5 +271,13 @@ class Dispatcher:
             return False
 
 
-def _refused(reason: str) -> Unavailable:
-    return Unavailable(f"the work queue takes nothing now ({reason}): send the request again later", RETRY_AFTER_MS)
+def _unstored(error: BusError) -> RequestError:
+    """Returns the error of a request whose work could not be stored."""
+    match error:
+        case MessageTooLarge():
+            return PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
+        case StorageRefused():
+            reason = f"the work queue takes nothing now ({error.reason}): send the request again later"
+            return Unavailable(reason, RETRY_AFTER_MS)
+        case _:
+            return Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)

@@ -40,16 +40,16 @@ def request_messages(encoded: EncodedRequest, seconds_left: float, headers: Head
 
 def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secret: bytes) -> OpenStream:
     """Returns the message to the detokenizer. `deadline` is a Unix time in seconds; it is in `timeout_ms`."""
-    request, caller = encoded.checked.request, encoded.checked.caller
+    checked, request = encoded.checked, encoded.checked.request
     params = request.sampling
     tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
     sequences = sampling_checks.num_sequences(params)
     ranks = sequences > params.n
     return OpenStream(
-        request_id=subjects.owned(caller.tenant, caller.request_id),
+        request_id=subjects.owned(checked.tenant, checked.request_id),
         digest=encoded.digest,
-        reply=caller.reply,
-        encoding=caller.encoding,
+        reply=checked.reply,
+        encoding=checked.encoding,
         stream=request.stream,
         prompts=tuple(pack(ids[tail:]) for ids in encoded.prompts),
         prompt_lengths=pack(map(len, encoded.prompts)),
@@ -60,8 +60,8 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secre
         skip_special=encoded.skip_special,
         min_tokens=params.min_tokens,
         timeout_ms=timeout_ms,
-        fresh=caller.fresh,
-        batch_inbox=caller.batch_inbox,
+        fresh=checked.fresh,
+        batch_inbox=checked.batch_inbox,
         deadline=deadline,
         secret=secret,
         logprobs=params.logprobs is not None or ranks,
@@ -75,15 +75,15 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secre
 
 def work_item(encoded: EncodedRequest, deadline: float) -> WorkItem:
     """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
-    request, caller = encoded.checked.request, encoded.checked.caller
+    checked, request = encoded.checked, encoded.checked.request
     return WorkItem(
-        request_id=subjects.owned(caller.tenant, caller.request_id),
+        request_id=subjects.owned(checked.tenant, checked.request_id),
         detokenizer="",
         prompts=tuple(map(pack, encoded.prompts)),
         n=sampling_checks.num_sequences(request.sampling),
         sampling=encoded.sampling,
         priority=request.priority,
         deadline=deadline,
-        user=subjects.owned(caller.tenant, request.user),
-        cache_salt=subjects.owned(caller.tenant, request.cache_salt),
+        user=subjects.owned(checked.tenant, request.user),
+        cache_salt=subjects.owned(checked.tenant, request.cache_salt),
     )

@@ -455,7 +455,9 @@ async def queue_of(seconds: float, max_queue_wait: str | None = "10s") -> AsyncI
         yield setup
 
 
-async def test_a_request_that_would_wait_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_would_wait_too_long_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with queue_of(30) as setup:
         monkeypatch.setattr(InputProcessor, "process", lambda *_: 1 / 0)
         for headers in (None, {FRESH: "1"}):

@@ -43,7 +43,9 @@ def form(formats: Formats = QWEN, prompt: str = "x", **fields: Any) -> ChatForma
         ({"tools": [TIME]}, Formats("hermes", takes_tools=True, auto=False), "auto is switched off"),
     ],
 )
-def test_tools_that_cannot_be_used_are_refused_with_a_reason(fields: dict[str, Any], formats: Formats, reason: str) -> None:
+def test_tools_that_cannot_be_used_are_refused_with_a_reason(
+    fields: dict[str, Any], formats: Formats, reason: str
+) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         check_tools(request(**fields), formats)
 

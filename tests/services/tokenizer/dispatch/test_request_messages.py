@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.dispatch.request_messages import PROMPT_TAIL, open_stream, work_item
-from pagewire.services.tokenizer.request_checker import Caller, CheckedRequest
+from pagewire.services.tokenizer.request_checker import CheckedRequest
 from pagewire.services.tokenizer.request_encoder import EncodedRequest
 from pagewire.services.tokenizer.validation.request_checks import TokenPrompts
 from pagewire.shared.messages import Decoder, encode, pack, unpack
@@ -10,14 +10,23 @@ from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 
-CALLER = Caller("r1", "_INBOX.a", Encoding.MSGPACK, fresh=True, batch_inbox="_INBOX.b")
 SAMPLING = Sampling(16, stop_ids=pack([0]), seed=7)
 DEADLINE = 123.5
 
 
 def encoded(request: GenerateRequest, prompts: list[list[int]]) -> EncodedRequest:
     """A request whose prompts have these token ids."""
-    checked = CheckedRequest(request, TokenPrompts(prompts), CALLER, expires=0.0)
+    checked = CheckedRequest(
+        request,
+        TokenPrompts(prompts),
+        "r1",
+        "",
+        "_INBOX.a",
+        Encoding.MSGPACK,
+        fresh=True,
+        batch_inbox="_INBOX.b",
+        expires=0.0,
+    )
     return EncodedRequest(checked, prompts, SAMPLING, b"digest", skip_special=request.sampling.skip_special_tokens)
 
 

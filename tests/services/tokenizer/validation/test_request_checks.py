@@ -16,7 +16,6 @@ from pagewire.services.tokenizer.validation.request_checks import (
     TextPrompts,
     TokenPrompts,
     check_ids,
-    check_lengths,
     check_tokens,
     prompts_of,
     tokens_to_generate,
@@ -238,7 +237,7 @@ def test_a_request_that_passes_fits_everywhere(
 ) -> None:
     limits = RequestLimits(max_model_len=2048, vocab_size=1000, max_payload=max_payload)
     try:
-        check_lengths(lengths, limits)
+        check_tokens([[0] * length for length in lengths], limits)
         tokens = tokens_to_generate(lengths, SamplingParams(n=n, max_tokens=max_tokens), limits)
     except (InvalidRequest, ContextLength, PayloadTooLarge):
         return
