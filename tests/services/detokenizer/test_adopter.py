@@ -244,7 +244,7 @@ class TestQueuedRequests:
 
 
 class TestTwoOwners:
-    """Of two that have a stream, one drops it without a word."""
+    """Two detokenizers have one stream, and one of them drops it without a word."""
 
     async def test_the_older_attachment_yields(self, folder: Path) -> None:
         broker = MemoryBroker()

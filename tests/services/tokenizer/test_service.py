@@ -50,8 +50,8 @@ MSGPACK = {"content-type": "application/msgpack"}
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
-    return found
+    encoded: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
+    return encoded
 
 
 async def test_a_text_becomes_work() -> None:
@@ -641,7 +641,7 @@ async def test_a_store_that_refuses_is_told_in_the_heartbeat(monkeypatch: pytest
 
 
 class TestDrain:
-    """What a client sees of a tokenizer that is about to end."""
+    """A tokenizer that is about to end, as a client sees it."""
 
     BODY: ClassVar = {"prompt": "x", "sampling": {"max_tokens": 1}}
 

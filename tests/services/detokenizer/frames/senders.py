@@ -1,4 +1,4 @@
-"""What the tests of the frame sender need: a connection that can lag or break, streams that grow, and subscribers."""
+"""A connection that can lag or break, streams that grow, and subscribers, for the tests of the frame sender."""
 
 import msgspec
 
@@ -37,7 +37,7 @@ class SlowBus(MemoryBus):
         return self.waiting
 
     def frames(self, reader: str) -> list[Frame | None]:
-        """What a reader was sent; None for the empty message."""
+        """Frames that a reader got; None for the empty message."""
         return [_frame.decode(data) if data else None for subject, data in self.sent if subject == reader]
 
     def starts(self, reader: str) -> list[int]:

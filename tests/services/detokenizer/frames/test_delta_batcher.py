@@ -28,17 +28,17 @@ TOGETHER = "together"
 
 def streams(sender: FrameSender, count: int, batch_inbox: str = TOGETHER) -> list[tuple[Stream, Subscriber]]:
     """Streams without a token whose subscribers have got the accepted frame."""
-    made = []
+    streams = []
     for number in range(count):
         stream = stream_of(0)
-        made.append((stream, subscribe(stream, f"r{number}", batch_inbox=batch_inbox)))
+        streams.append((stream, subscribe(stream, f"r{number}", batch_inbox=batch_inbox)))
         sender.enqueue(stream)
     sender.drain()
-    return made
+    return streams
 
 
 def generate(sender: FrameSender, *growing: Stream, tokens: int = 1) -> None:
-    """What a step does."""
+    """Does to streams what a step does: they get a token, and their subscribers are served."""
     for stream in growing:
         grow(stream, tokens)
         sender.enqueue(stream)
@@ -133,8 +133,8 @@ def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
 def test_a_message_with_several_deltas_has_its_bound(character: str, length: int) -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
-    made = [(stream_of(0), f"r{number}" + "x" * 200) for number in range(40)]
-    for stream, reply in made:
+    readers = [(stream_of(0), f"r{number}" + "x" * 200) for number in range(40)]
+    for stream, reply in readers:
         subscribe(stream, reply, batch_inbox=TOGETHER)
         stream.completions[0].tokens.append(1)
         stream.completions[0].texts.append(character * length)
@@ -142,8 +142,8 @@ def test_a_message_with_several_deltas_has_its_bound(character: str, length: int
     sender.drain()
     assert all(len(data) <= BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
     together = [reader for subject, data in bus.sent if subject == TOGETHER for reader, _ in batch_of(data)]
-    alone = [reply for _, reply in made if bus.starts(reply)]
-    assert sorted(together + alone) == sorted(reply for _, reply in made)
+    alone = [reply for _, reply in readers if bus.starts(reply)]
+    assert sorted(together + alone) == sorted(reply for _, reply in readers)
     assert bool(together) == (length < BATCH_BYTES)
 
 

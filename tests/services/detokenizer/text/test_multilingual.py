@@ -71,17 +71,17 @@ def test_a_whole_text_in_every_script(name: str, language: str) -> None:
 def test_hard_strings_in_groups_of_one_to_eight(name: str) -> None:
     for ids, decoded in hard_cases(name):
         for size in range(1, 9):
-            found = pieces(name, ids, repeat(size))
-            assert "".join(found) == decoded
-            assert "".join(found).count("\ufffd") == decoded.count("\ufffd")
+            result = pieces(name, ids, repeat(size))
+            assert "".join(result) == decoded
+            assert "".join(result).count("\ufffd") == decoded.count("\ufffd")
 
 
 @names
 def test_only_broken_ids_are_replaced(name: str) -> None:
     for ids, decoded in hard_cases(name):
         for cut in range(1, len(ids)):
-            found = "".join(pieces(name, ids[:cut], cycle([3, 1, 2])))
-            assert decoded.startswith(found.rstrip("\ufffd"))
+            result = "".join(pieces(name, ids[:cut], cycle([3, 1, 2])))
+            assert decoded.startswith(result.rstrip("\ufffd"))
 
 
 @pytest.mark.anyio

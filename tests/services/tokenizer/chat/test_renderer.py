@@ -62,8 +62,8 @@ async def test_a_template_that_wants_too_much_is_refused_within_a_second(hostile
 async def test_conversations_behind_a_killed_worker_are_rendered_by_its_successor() -> None:
     async with rendering(SWITCH) as renderer:
         texts = [f"text {number}" for number in range(20)]
-        asked = ("first", "endless", *texts, "endless", "last")
-        tasks = [asyncio.create_task(renderer.render(ask(text))) for text in asked]
+        messages = ("first", "endless", *texts, "endless", "last")
+        tasks = [asyncio.create_task(renderer.render(ask(text))) for text in messages]
         done = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(done[1], InvalidRequest)
     assert isinstance(done[-2], InvalidRequest)
@@ -96,7 +96,8 @@ async def test_a_worker_that_somebody_kills_is_replaced() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_is_killed_at_work_costs_nothing() -> None:
+async def test_a_worker_that_is_killed_at_work_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.services.tokenizer.chat.renderer.ANSWER_WITHIN", 60)
     slow = "{% for i in range(400000 // 10) %}{% for j in range(20) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
     async with rendering(slow) as renderer:
         pid = await successor(renderer, None)

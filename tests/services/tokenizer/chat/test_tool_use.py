@@ -20,9 +20,9 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def form(formats: Formats = QWEN, prompt: str = "x", **fields: Any) -> ChatFormat | None:
-    asked = request(**fields)
-    check_tools(asked, formats)
-    return chat_format(asked, formats, progress_of(asked, formats, prompt))
+    generate = request(**fields)
+    check_tools(generate, formats)
+    return chat_format(generate, formats, progress_of(generate, formats, prompt))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_the_format_follows_the_choice() -> None:
 
 def test_whether_the_prompt_has_begun_the_reasoning() -> None:
     def opened(prompt: str, **fields: Any) -> bool:
-        found = form(prompt=prompt, **fields)
-        assert found is not None
-        return found.opened
+        chat_form = form(prompt=prompt, **fields)
+        assert chat_form is not None
+        return chat_form.opened
 
     assert opened("<|im_start|>assistant\n<think>\n")
     assert not opened("What is <think>?<|im_start|>assistant\n")
@@ -89,8 +89,8 @@ def test_arguments_that_are_texts_are_named_for_formats_that_do_not_show_it() ->
         "f": {},
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}, TIME]
-    found = form(Formats("qwen3_coder", takes_tools=True), tools=tools)
-    assert found == ChatFormat("qwen3_coder", texts={"f": ["a", "c", "d"]})
+    chat_form = form(Formats("qwen3_coder", takes_tools=True), tools=tools)
+    assert chat_form == ChatFormat("qwen3_coder", texts={"f": ["a", "c", "d"]})
     assert form(Formats("hermes", takes_tools=True), tools=tools) == ChatFormat("hermes")
 
 

@@ -1,4 +1,4 @@
-"""How long a request would wait, and which requests are refused for it."""
+"""The expected wait of a request, and the requests that are refused because of it."""
 
 import time
 from dataclasses import replace
@@ -44,9 +44,9 @@ loads = st.builds(
 
 
 def wait(load: Load, rank: int = NORMAL, others: float = 0.0) -> float:
-    found = expected_wait(load, rank, others)
-    assert found is not None
-    return found
+    seconds = expected_wait(load, rank, others)
+    assert seconds is not None
+    return seconds
 
 
 def test_it_is_what_is_ahead_by_the_rate() -> None:
@@ -138,7 +138,7 @@ class Scene:
         await self.bus.flush()
 
     def refused(self, priority: int = 0, timeout: float = 3600.0) -> int:
-        """What a refused client is told in milliseconds; 0: it is admitted."""
+        """Milliseconds after which the refused client should come back; 0: it is admitted."""
         refusal = self.admission.refusal(priority, timeout)
         assert refusal is None or refusal.retry_after_ms
         return 0 if refusal is None else refusal.retry_after_ms or 0
