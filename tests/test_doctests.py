@@ -8,8 +8,11 @@ import pytest
 MODULES = [
     "pagewire.services.detokenizer.text.stop_strings",
     "pagewire.services.detokenizer.text.text_decoder",
+    "pagewire.services.tokenizer.chat.format_recognition",
     "pagewire.services.tokenizer.dispatch.admission",
     "pagewire.services.tokenizer.dispatch.replica_router",
+    "pagewire.services.tokenizer.validation.json_schemas",
+    "pagewire.services.tokenizer.validation.sampling_checks",
     "pagewire.shared.messages.codec",
 ]
 
