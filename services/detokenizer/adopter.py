@@ -1,7 +1,11 @@
-"""Adopts the streams of detokenizers that are gone or about to end, and settles which detokenizer has a stream.
+"""Adopts the streams of detokenizers that are gone or about to end, and settles which detokenizer owns a stream.
 
-Two ways lead to an adoption. The scheduler of a running request sends the successor an `Attach` that opens the stream.
-For a request that waits in its queue, the successor finds the item there, which names a detokenizer that is gone.
+    request   who notices                                  what the stream is rebuilt from
+    running   its scheduler, which sends an `Attach`       the opening and the tokens in the `Attach`
+    queued    `Adopter.run`, which reads the queues        the opening in the work item
+
+Two detokenizers that have one stream compare their attachments (`_on_adopted`): the newer one owns it, the other drops
+it. Without any attachment, the first in rank for the request id owns it.
 """
 
 import asyncio
@@ -11,8 +15,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.services.detokenizer.streams import Streams, may_start_again
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
@@ -20,6 +24,7 @@ from pagewire.shared.bus import Bus, Headers, Message, Subscription
 from pagewire.shared.errors import BusError, NoResponders, Unavailable
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.adopted import Adopted
+from pagewire.shared.messages.attach import AttachOrder
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.peers import Peers
@@ -28,24 +33,27 @@ from pagewire.shared.rendezvous import rank
 OBJECTION_TIME = 0.25
 """Seconds that others have to object before the streams of queued requests are opened here."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks into the queues."""
+"""Seconds between two looks through the queues."""
 LOOK_FOR = 8.0
 """Seconds for which the queues are looked through after a detokenizer has come or gone: a tokenizer may still store a
 request whose stream was open there."""
 UNSTORED_AFTER = 20.0
 """Seconds without an attachment after which a stream whose request is in no queue ends. Its client, which has heard
-nothing, has time to send the request again: that takes 15 s where it waits for a result."""
+nothing, has time to send the request again: a client that waits for a result does so after 15 s."""
 CHECK_INTERVAL = 2.0
-"""Seconds between two looks for such streams."""
+"""Seconds between two checks for streams whose request may be in no queue."""
 PING_TIMEOUT = 0.5
-"""Seconds that an instance that was never heard has to answer."""
-ANNOUNCED = 500
-"""Streams in one message, at most."""
-RECALLS = 16
-"""Records that are looked for at once."""
+"""Seconds that an instance without any heartbeat so far has to answer a ping."""
+MAX_ANNOUNCED = 500
+"""Maximum number of streams in one `Adopted`."""
+MAX_RECALLS = 16
+"""Records of ended requests that are read at a time."""
 
-_ENDED = (0xFFFF_FFFF,) * 3
-"""Stands for the attachment of a request that has ended: none is newer."""
+NOT_ATTACHED: AttachOrder = (0, 0, 0)
+"""Order of a stream that no scheduler has attached."""
+ENDED: AttachOrder = (0xFFFF_FFFF,) * 3
+"""Order of a stream that has ended: no `Attach` is newer."""
+
 
 _log = structlog.get_logger()
 _work = Decoder(WorkItem)
@@ -59,22 +67,23 @@ class _Orphan:
 
     opening: OpenStream
     headers: Headers
+    """Headers of the work item, with the trace context."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """What matters here of a live detokenizer."""
+    """State of a live detokenizer, from its last heartbeat."""
 
     ready: bool
     draining: bool
 
 
 class Adopter:
-    """One detokenizer among others.
+    """Settles with the other detokenizers who owns which stream.
 
     Attributes:
-        ready: whether this one takes streams.
-        draining: whether it gives its streams away.
+        ready: whether this detokenizer takes streams.
+        draining: whether this detokenizer gives its streams away.
     """
 
     def __init__(self, bus: Bus, peers: Peers, instance: str, registry: Registry, streams: Streams) -> None:
@@ -87,14 +96,14 @@ class Adopter:
         self._changed = asyncio.Event()
         self._peers = peers
         self._view: dict[str, _Peer] = {}
-        """By instance: the live detokenizers when the last look began; it holds for the whole of that look. One that
-        comes during it is seen by the next, even if it is gone by then."""
+        """Live detokenizers by instance id, as of the last turn of `run`. It does not change during a look through the
+        queues: a detokenizer that comes meanwhile causes another look, even if it is gone by then."""
         self._claimed: dict[str, _Orphan] = {}
-        """Streams that are opened here unless somebody objects."""
+        """Orphans by request id that are opened here unless another detokenizer objects."""
 
     @property
     def has_peer(self) -> bool:
-        """Whether another detokenizer takes streams."""
+        """Whether another detokenizer is there that takes streams."""
         alive = self._peers.alive("detokenizer")
         return any(beat.ready and not beat.draining for beat in alive if beat.instance != self._instance)
 
@@ -106,11 +115,11 @@ class Adopter:
         ]
 
     def announce(self, streams: Iterable[Stream]) -> None:
-        """Tells the other detokenizers that these streams are here."""
-        self._publish({stream.request_id: _attached_by(stream) for stream in streams})
+        """Claims these streams: the other detokenizers drop or object."""
+        self._publish({stream.request_id: _order(stream) for stream in streams})
 
     async def run(self, model: str, vocabulary: Vocabulary) -> None:
-        """Looks after orphans until cancelled. `model` is the model's token in subjects."""
+        """Adopts the streams of queued requests until cancelled. `model` is the model's token in subjects."""
         after = 0
         look_until, next_look, next_check = time.monotonic() + LOOK_FOR, 0.0, 0.0
         while True:
@@ -135,10 +144,11 @@ class Adopter:
                 pass
 
     async def _look(self, model: str, after: int, vocabulary: Vocabulary, unstored: list[Stream]) -> int:
-        """Looks through the items behind number `after`; returns the number of the last one.
+        """Looks through the work items behind number `after`: adopts orphans, and ends those of `unstored` that it does
+        not find.
 
-        Returns 0, to begin anew, if it is not known of one of them whether its detokenizer is gone, or if the stream of
-        one could not be opened.
+        Returns the number of the last item; 0, to begin anew, if it is unknown whether a detokenizer is gone, or if a
+        stream could not be opened.
         """
         orphans: list[_Orphan] = []
         gone: dict[str, bool | None] = {}
@@ -171,7 +181,7 @@ class Adopter:
         return after if opened and None not in gone.values() else 0
 
     def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
-        """Returns whether the tokenizer has opened the stream at a live detokenizer, since this one did not answer."""
+        """Returns whether the tokenizer has opened the stream at a live `owner` instead, as this one did not answer."""
         if stream.adopted or stream.state is not StreamState.OPEN or stream.attachment is not None:
             return False
         beat = self._peers.find(owner)
@@ -180,7 +190,7 @@ class Adopter:
     async def _end_unstored(self, stream: Stream) -> None:
         """Ends a stream whose request is in no queue: the tokenizer died before it had stored the request."""
         if await self._bus.store.get_done(stream.request_id) is not None:
-            self._streams.drop(stream)  # the request has run with another detokenizer
+            self._streams.drop(stream)  # another detokenizer has served the request
             return
         _log.error("request_never_stored", request_id=stream.request_id)
         self._streams.abort(stream, Unavailable("the request was not queued: send it again"))
@@ -205,25 +215,24 @@ class Adopter:
         return None
 
     def _is_first(self, request_id: str) -> bool:
+        """Returns whether this detokenizer ranks first for a request id among those that are ready."""
         ready = {instance for instance, peer in self._view.items() if peer.ready}
         return rank(request_id, ready | {self._instance})[0] == self._instance
 
     async def _adopt(self, orphans: list[_Orphan], vocabulary: Vocabulary) -> bool:
-        """Opens the streams of orphans, except for those that another detokenizer has after all.
-
-        Returns whether all of these are open.
-        """
+        """Opens the streams of orphans, unless another detokenizer objects; returns False if one cannot be opened."""
         self._claimed = {orphan.opening.request_id: orphan for orphan in orphans}
-        self._publish(dict.fromkeys(self._claimed, (0, 0, 0)))
+        self._publish(dict.fromkeys(self._claimed, NOT_ATTACHED))
         await asyncio.sleep(OBJECTION_TIME)
         claimed, self._claimed = list(self._claimed.values()), {}
-        opened = True
-        for start in range(0, len(claimed), RECALLS):
-            some = [self._open(orphan, vocabulary) for orphan in claimed[start : start + RECALLS]]
-            opened &= all(await asyncio.gather(*some))
-        return opened
+        all_open = True
+        for start in range(0, len(claimed), MAX_RECALLS):
+            batch = [self._open(orphan, vocabulary) for orphan in claimed[start : start + MAX_RECALLS]]
+            all_open &= all(await asyncio.gather(*batch))
+        return all_open
 
     async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> bool:
+        """Opens the stream of an orphan; returns False if that is not possible now."""
         if self._registry.find(orphan.opening.request_id) is not None:
             return True  # its scheduler has attached it meanwhile
         if self._registry.full:
@@ -235,19 +244,20 @@ class Adopter:
             return False
         return True
 
-    def _publish(self, attached_by: dict[str, tuple[int, int, int]]) -> None:
-        names = list(attached_by)
-        for start in range(0, len(names), ANNOUNCED):
-            some = names[start : start + ANNOUNCED]
-            numbers = pack(number for name in some for number in attached_by[name])
+    def _publish(self, orders: dict[str, AttachOrder]) -> None:
+        """Claims the streams of these requests, each with the order of its attachment."""
+        request_ids = list(orders)
+        for start in range(0, len(request_ids), MAX_ANNOUNCED):
+            batch = request_ids[start : start + MAX_ANNOUNCED]
+            numbers = pack(number for request_id in batch for number in orders[request_id])
+            adopted = Adopted(self._instance, tuple(batch), numbers)
             try:
-                self._bus.publish(
-                    f"{subjects.ADOPTED}.{self._instance}", encode(Adopted(self._instance, tuple(some), numbers))
-                )
+                self._bus.publish(f"{subjects.ADOPTED}.{self._instance}", encode(adopted))
             except BusError as error:
                 _log.warning("adoption_not_announced", reason=str(error))
 
     def _on_adopted(self, message: Message) -> None:
+        """Drops the streams that the sender owns, and objects for the streams that this detokenizer owns."""
         adopted = _adopted.read(message)
         if adopted is None or adopted.instance == self._instance:
             return
@@ -255,7 +265,7 @@ class Adopter:
         objections = []
         for request_id, theirs in zip(adopted.request_ids, zip(numbers, numbers, numbers, strict=True), strict=True):
             stream = self._registry.find(request_id)
-            ours = _attached_by(stream) if stream is not None else (0, 0, 0)
+            ours = _order(stream) if stream is not None else NOT_ATTACHED
             if stream is not None and may_start_again(stream):
                 continue
             if self._yields(request_id, ours, theirs, adopted.instance):
@@ -267,17 +277,21 @@ class Adopter:
         if objections:
             self.announce(objections)
 
-    def _yields(self, request_id: str, ours: tuple[int, int, int], theirs: tuple[int, int, int], instance: str) -> bool:
-        """Returns whether the other one has the stream; of two that have no attachment, it is the first in rank."""
-        if ours == _ENDED or theirs != ours:
-            return ours != _ENDED and theirs > ours
+    def _yields(self, request_id: str, ours: AttachOrder, theirs: AttachOrder, instance: str) -> bool:
+        """Returns whether another `instance` owns the stream: the newer attachment does, of equal ones the first in
+        rank."""
+        if ours == ENDED or theirs != ours:
+            return ours != ENDED and theirs > ours
         return self.draining or rank(request_id, [self._instance, instance])[0] == instance
 
 
-def _attached_by(stream: Stream) -> tuple[int, int, int]:
-    return stream.attached_by if stream.state is StreamState.OPEN else _ENDED
+def _order(stream: Stream) -> AttachOrder:
+    if stream.state is not StreamState.OPEN:
+        return ENDED
+    return NOT_ATTACHED if stream.attachment is None else stream.attachment.order
 
 
 def _may_be_unstored(stream: Stream, now: float) -> bool:
+    """Returns whether a stream has waited so long that its request may be in no queue."""
     waits = stream.state is StreamState.OPEN and stream.attachment is None and not stream.stored
     return waits and now - stream.opened_at > UNSTORED_AFTER

@@ -1,4 +1,8 @@
-"""Keeps a detokenizer that was frozen from sending anything: others have taken its streams for those of a dead one."""
+"""Keeps a detokenizer that was frozen from sending anything: others own its streams by then.
+
+A frozen process looks dead to others, which adopt its streams. When it runs again, it must not send frames that
+compete with theirs. So every use of the bus asks the fence first; a closed fence ends the process.
+"""
 
 import math
 import time
@@ -10,7 +14,8 @@ from pagewire.shared.process.heartbeater import INTERVAL
 from pagewire.shared.process.peers import SILENCE
 
 LIMIT = SILENCE - INTERVAL
-"""Seconds without a renewal after which others may count this process as gone: they count from its last heartbeat."""
+"""Seconds without a renewal after which others may take this process for dead: they count from its last heartbeat, an
+interval earlier."""
 RENEW_EVERY = 0.1
 """Seconds between two renewals."""
 
@@ -28,13 +33,13 @@ class Fence:
     """Knows by the monotonic clock whether this process has ever stood still for `LIMIT` seconds."""
 
     def __init__(self) -> None:
-        """It is open until `renew` is called for the first time: nobody knows of a process that is not ready."""
+        """The fence is open until `renew` is called for the first time: nobody waits for a process that starts."""
         self._renewed_at = math.inf
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """Whether nothing may be sent any more."""
+        """Whether the process may not send anything any more. A closed fence never opens again."""
         if time.monotonic() - self._renewed_at > LIMIT:
             self._closed = True
         return self._closed
@@ -45,15 +50,16 @@ class Fence:
             raise Frozen
 
     def renew(self) -> None:
-        """Says that the process runs, every `RENEW_EVERY` seconds. Raises Frozen if it did not."""
+        """Notes that the process runs, every `RENEW_EVERY` seconds. Raises Frozen if it stood still before."""
         self.check()
         self._renewed_at = time.monotonic()
 
 
 class _Fenced:
-    """An object whose attributes cannot be reached once the fence is closed."""
+    """A stand-in for an object: reading one of its attributes raises Frozen once the fence is closed."""
 
     def __init__(self, guarded: Any, fence: Fence, **replaced: Any) -> None:
+        """`replaced`: attributes that are given out instead of those of `guarded`."""
         self._guarded = guarded
         self._fence = fence
         self._replaced = replaced
@@ -64,10 +70,8 @@ class _Fenced:
 
 
 def fenced(bus: Bus, fence: Fence) -> Bus:
-    """Returns `bus` behind a fence: once that is closed, no message is delivered, and whatever is sent raises Frozen.
-
-    That includes what its store sends.
-    """
+    """Returns `bus` behind a fence: once it is closed, no message is delivered, and each use of the bus or of its store
+    raises Frozen."""
 
     async def subscribe(subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         def guarded(message: Message) -> None:

@@ -1,43 +1,36 @@
-"""What follows when a stream is over: its record, its last frames, its work item, and its sequences."""
+"""Ends a stream that is over: stores its record, sends its last frames, ends its work item.
+
+The record belongs to the store from then on: for two minutes a repeated request, or a redelivered item, finds there how
+the request ended. A crash at any point does no harm, because the work item goes last: another detokenizer finds the
+item, with or without the record, or nothing left to do.
+"""
 
 import asyncio
 import time
-from contextlib import suppress
 
 import structlog
 from opentelemetry.trace import format_trace_id
 
-from pagewire.services.detokenizer.frame_sender import FrameSender
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
-from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.spans import end_span
-from pagewire.services.detokenizer.stream import Stream, StreamState
-from pagewire.shared import subjects
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, NoResponders, Unavailable
-from pagewire.shared.messages import Decoder, encode, pack
-from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
-from pagewire.shared.messages.attach import Attach
+from pagewire.shared.errors import BusError, Unavailable
+from pagewire.shared.messages import encode
 
 DELIVERY_TIMEOUT = 10.0
-"""Seconds that slow subscribers delay the end of the work item. Their frames are sent after that too."""
-ABORT_TIMEOUT = 1.0
-"""Seconds that a scheduler has to answer an abort, and between two attempts."""
-ABORT_ATTEMPTS = 5
-ABSENCE = 1.0
-"""Seconds for which a scheduler that the broker does not know is tried again."""
-
+"""Seconds for which slow subscribers delay the end of the work item. Later frames are sent all the same."""
 _log = structlog.get_logger()
-_aborted = Decoder(AbortedSequences)
 
 
 class Finalizer:
-    """Stores a stream's record, sends its last frames, then ends its work item. `Unavailable` leaves no record.
+    """Finalizes streams, each in a task of its own.
 
-    In this order a crash at any point does no harm: another detokenizer finds either the work item, with or without the
-    record, or nothing left to do. A store that is full or gone delays the last frame by at most
-    `record_writer.WRITE_TIMEOUT`: the ended stream is in memory then, and its record is written later.
+    A store that is full or gone delays the last frame by at most `record_writer.WRITE_TIMEOUT`: the ended stream is in
+    memory then, and its record is written later.
     """
 
     def __init__(
@@ -76,7 +69,7 @@ class Finalizer:
         await self._records.drain(max(0.0, deadline - loop.time()))
 
     def end_work(self, ack: str) -> None:
-        """Ends another work item of a request that has ended."""
+        """Ends a work item of a request that has ended before."""
         self._tasks.create_task(self._end_work(ack))
 
     def return_work(self, ack: str) -> None:
@@ -84,8 +77,8 @@ class Finalizer:
         self._tasks.create_task(self._return_work(ack))
 
     async def _finalize(self, stream: Stream) -> None:
-        # A request that ended because a service was missing may be sent again, and runs then. A scheduler would take a
-        # record for the end of that one too, when its work is delivered twice.
+        # A request that ended because a service was missing may be sent again, and runs then. A scheduler that gets the
+        # work twice would take the record of the first attempt for the end of the second.
         if not isinstance(stream.error, Unavailable):
             await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED
@@ -115,52 +108,6 @@ class Finalizer:
             await self._bus.store.return_work(ack)
         except BusError as error:
             _log.warning("item_not_returned", reason=str(error))  # the queue delivers it again when it is not renewed
-
-
-class AbortNotifier:
-    """Tells schedulers which sequences are over although the device has not ended them.
-
-    An abort is repeated until the scheduler answers. If it is gone, its successor is told
-    what is over when it attaches.
-    """
-
-    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
-        self._bus = bus
-        self._tasks = tasks
-
-    def abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> None:
-        """Has the scheduler of an attachment abort these sequences."""
-        self._tasks.create_task(self._abort(attach, sequences, reason))
-
-    def ask_again(self, attach: Attach, count: int) -> None:
-        """Asks the scheduler to attach a request again, whose tokens were missed here.
-
-        If the scheduler does not have the request any more, the work is returned to the queue.
-        """
-        self._tasks.create_task(self._ask_again(attach, count))
-
-    async def _ask_again(self, attach: Attach, count: int) -> None:
-        sequences = list(range(attach.first_sequence, attach.first_sequence + count))
-        if not await self._abort(attach, sequences, AbortReason.LOST_TOKENS):
-            with suppress(BusError):  # the queue delivers it again when nobody renews it
-                await self._bus.store.return_work(attach.ack)
-
-    async def _abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> int:
-        """Returns the number of sequences that the scheduler had; 0 if it has gone or does not answer."""
-        request = encode(AbortSequences(attach.term, pack(sequences), reason))
-        for _ in range(ABORT_ATTEMPTS):
-            try:
-                subject = f"{subjects.ABORT}.{attach.scheduler}.abort"
-                answer = await self._bus.request(subject, request, timeout=ABORT_TIMEOUT)
-                aborted = _aborted.try_decode(answer.data)
-            except NoResponders:  # the scheduler is gone, or moves to another server of a cluster
-                await asyncio.sleep(ABSENCE / ABORT_ATTEMPTS)
-            except BusError as error:
-                _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
-                await asyncio.sleep(ABORT_TIMEOUT)
-            else:
-                return aborted.known if aborted is not None else 0
-        return 0
 
 
 def _report(stream: Stream) -> None:

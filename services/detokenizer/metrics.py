@@ -1,16 +1,16 @@
-"""What this detokenizer has counted of the streams of its clients."""
+"""Counters and histograms of a detokenizer's streams."""
 
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pagewire.services.detokenizer.stream import Stream
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
 
 
 class StreamMetrics:
-    """Latencies and sizes of requests. Of an adopted stream, whose beginning is unknown, only what is known counts.
+    """Latencies and sizes of requests. Latencies of an adopted stream are left out, because its beginning is unknown.
 
     Attributes:
         tokens: tokens received so far.
@@ -33,14 +33,14 @@ class StreamMetrics:
         self._generated_sizes = Histogram(table.REQUEST_GENERATED)
 
     def on_first_token(self, stream: Stream, now: float) -> None:
-        """Counts the first token of a request; monotonic seconds."""
+        """Counts the first token of a request, read at the monotonic time `now`."""
         if not stream.first_token_at:
             stream.first_token_at = now
             if not stream.adopted:
                 self._first_token.observe(now - stream.opened_at)
 
     def on_tokens(self, before: Mapping[float, int], now: float) -> None:
-        """Counts rows with a new token by the time of the token before it, in monotonic seconds."""
+        """Counts rows with a token that is read `now`, by the time at which their token before it was read."""
         for at, rows in before.items():
             self._inter_token.observe(now - at, rows)
 

@@ -1,4 +1,4 @@
-"""Writes the records of ended streams to the store, which may be full or gone, in bounded time and memory."""
+"""Writes the records of ended streams to the store, in bounded time and memory even if the store is full or gone."""
 
 import asyncio
 from collections import deque
@@ -11,19 +11,20 @@ from pagewire.shared.bus.protocol import DONE_AGE
 from pagewire.shared.errors import BusError, MessageTooLarge
 
 WRITE_TIMEOUT = 0.8
-"""Seconds that the store delays the last frame of a stream."""
+"""Maximum seconds for which the store delays the last frame of a stream."""
 RETRY_INTERVAL = 1.0
 """Seconds between two attempts to write the oldest record of the backlog."""
 MAX_BACKLOG = 4096
-"""Records that wait for another attempt."""
+"""Maximum number of records that wait for another attempt."""
 MAX_BACKLOG_BYTES = 32 << 20
+"""Maximum size of these records."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record that the store did not take."""
+    """A record that the store has refused so far."""
 
     request_id: str
     data: bytes
@@ -32,11 +33,11 @@ class _Record:
 
 
 class RecordWriter:
-    """Writes records; those that the store does not take are tried again in the background.
+    """Writes records, and tries again in the background if the store does not take them.
 
     Attributes:
-        failed: records that the store did not take at once.
-        lost: records given up, because the backlog was full or the record too old or too large.
+        failed: records so far that the store did not take at once.
+        lost: records so far that were given up, because the backlog was full or the record too old or too large.
     """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
@@ -50,14 +51,14 @@ class RecordWriter:
 
     @property
     def waiting(self) -> int:
-        """Records in the backlog."""
+        """Number of records in the backlog."""
         return len(self._backlog)
 
     async def write(self, request_id: str, data: bytes) -> None:
         """Writes a record; returns within `WRITE_TIMEOUT` seconds, except while there is no connection.
 
-        Without a connection the last frame could not be sent either, so nothing is gained by giving up early. While
-        others wait, which the store did not take, the record waits behind them, and its stream is not delayed.
+        Without a connection the last frame could not be sent either, so giving up early would gain nothing. If a
+        backlog waits, the record joins it, and its stream is not delayed.
         """
         expires = asyncio.get_running_loop().time() + DONE_AGE
         if self._backlog:

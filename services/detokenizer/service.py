@@ -1,4 +1,4 @@
-"""The detokenizer: turns the tokens of steps into text, and sends clients everything but refusals."""
+"""The detokenizer: turns the tokens of steps into text, and sends clients everything but the tokenizer's refusals."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,14 +6,18 @@ from collections.abc import Iterator
 import structlog
 from tokenizers import Tokenizer
 
+from pagewire.services.detokenizer.abort_notifier import AbortNotifier
 from pagewire.services.detokenizer.adopter import Adopter
+from pagewire.services.detokenizer.bounded_tasks import BoundedTaskGroup
+from pagewire.services.detokenizer.client_handlers import ClientHandlers
 from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenced
-from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
-from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
-from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
+from pagewire.services.detokenizer.finalizer import Finalizer
+from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
-from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.service_handlers import ServiceHandlers
+from pagewire.services.detokenizer.state.registry import Registry
 from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.streams import Streams
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
@@ -39,7 +43,7 @@ _log = structlog.get_logger()
 
 
 class Detokenizer:
-    """Owns text, frames, keep-alives, deadlines and cancels of the requests that were opened here."""
+    """One detokenizer process."""
 
     def __init__(self, context: Context) -> None:
         self._fence = Fence()
@@ -99,7 +103,7 @@ class Detokenizer:
         yield table.RECORDS_WAITING.sample(self._records.waiting)
 
     async def run(self) -> None:
-        """Serves until cancelled. What is still open then is adopted by another detokenizer.
+        """Serves until cancelled. Another detokenizer adopts the streams that are still open then.
 
         Raises:
             ConfigurationError: the model folder cannot be used.
@@ -135,10 +139,8 @@ class Detokenizer:
                 renewing.cancel()
 
     async def drain(self) -> None:
-        """Gives every stream to another detokenizer, and goes on until then; returns when this one holds none.
-
-        If a successor is started, this one takes streams until another one is ready.
-        """
+        """Serves on until other detokenizers have adopted all streams. If a successor is to come, this one takes new
+        streams until another one is ready."""
         self._adopter.draining = True
         self._awaits_successor = self._context.follows() is Drain.SUCCESSOR
         self._context.announce()
@@ -151,7 +153,7 @@ class Detokenizer:
         await self._bus.flush()
 
     async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, names: list[str]) -> list[Subscription]:
-        """Subscribes to everything, to steps first: no row of an attached sequence may be missed."""
+        """Subscribes to steps first, so that no row of an attached sequence is missed, and then to all else."""
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
         self._sender.spell = vocabulary.spell

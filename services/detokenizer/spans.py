@@ -1,16 +1,16 @@
-"""What the span of a stream says of its answer, by OpenTelemetry's conventions for generative AI."""
+"""The span of a stream, by OpenTelemetry's conventions for generative AI."""
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.detokenizer.stream import Stream
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.telemetry import tracing
 
 
 def end_span(span: Span, stream: Stream) -> None:
-    """Ends the span of a stream that has ended."""
+    """Adds the outcome of a stream to its span, and ends the span."""
     if span.is_recording():
-        answer: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             "request_id": stream.request_id,
             "gen_ai.provider.name": tracing.PROVIDER,
             "gen_ai.response.id": stream.public_id,
@@ -22,8 +22,8 @@ def end_span(span: Span, stream: Stream) -> None:
             "pagewire.adopted": stream.adopted,
         }
         if stream.first_token_at:
-            answer["gen_ai.response.time_to_first_chunk"] = stream.first_token_at - stream.opened_at
-        span.set_attributes(answer)
+            attributes["gen_ai.response.time_to_first_chunk"] = stream.first_token_at - stream.opened_at
+        span.set_attributes(attributes)
         if stream.error is not None:
             tracing.fail(span, stream.error)
     span.end()

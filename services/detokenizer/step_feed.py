@@ -1,22 +1,24 @@
-"""The steps of every executor in order, and which stream each of their rows belongs to."""
+"""The steps of every executor, in order and without a gap.
+
+An executor owns its steps and keeps the last of them in a ring. This process keeps copies of the newest ones, and an
+adopted stream gets from them the tokens that its scheduler did not know yet. A gap is closed by a replay from the ring.
+Tokens of steps that have left the ring are rebuilt from the scheduler of each request (`Streams._ask_again`).
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
-from pagewire.services.detokenizer.stream import Stream, StreamedChoice, TokenGap
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError
-from pagewire.shared.messages import UNREADABLE, Decoder, encode, unpack
-from pagewire.shared.messages.attach import Attach
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages import UNREADABLE, Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Replay
-from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
+from pagewire.shared.messages.step import RING_STEPS, StepOutput
 from pagewire.shared.step_reader import StepReader
 
 MAX_EXECUTORS = 64
@@ -24,26 +26,24 @@ MAX_EXECUTORS = 64
 STALL = 1.0
 """Seconds without a message after which a replay has failed."""
 HISTORY = 256
-"""Steps of each executor that are kept for streams that are attached in the middle of their sequences."""
-
+"""Steps of each executor that are kept for streams that are adopted in the middle of their sequences."""
 _log = structlog.get_logger()
 _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
-
-
 Outputs = Callable[[list[StepOutput] | None], None]
-"""Takes outputs in order; None: some of them are lost."""
+"""Function that takes outputs in order; None: some of them are lost."""
 
 
 @dataclass(slots=True)
 class _Executor:
-    """What was read of one executor."""
+    """One executor as this process reads it."""
 
     reader: StepReader = field(default_factory=StepReader)
+    """Puts the outputs in order and knows which are missing."""
     history: deque[StepOutput] = field(default_factory=deque)
-    """The last outputs of the term, without a gap."""
+    """Last outputs of the term, without a gap."""
     waiting: list[tuple[int, int, Outputs]] = field(default_factory=list)
-    """Those that want the outputs of a term after a step, which the history does not have."""
+    """Term and step after which a function takes the outputs, which `history` does not have."""
 
     def add(self, output: StepOutput) -> None:
         """Adds the next output to the history."""
@@ -55,27 +55,28 @@ class _Executor:
             history.popleft()
 
     def add_older(self, outputs: list[StepOutput]) -> None:
-        """Adds outputs in front of the history, as far as they belong there."""
+        """Adds outputs in front of the history, as far as they follow each other."""
         for output in reversed(outputs):
             if self.history and (output.term, output.step + 1) == (self.history[0].term, self.history[0].step):
                 self.history.appendleft(output)
 
     def since(self, term: int, step: int) -> list[StepOutput] | None:
-        """Returns the outputs of `term` after `step`, None if some may be missing."""
+        """Returns the outputs of `term` after `step`; None if some may be missing."""
         if not self.history or self.history[0].term != term or self.history[0].step > step + 1:
             return None
         return [output for output in self.history if output.step > step]
 
 
 class StepFeed:
-    """Reads the steps of every executor in order, and asks for a replay of those that were lost.
+    """Reads the steps of every executor, and asks for replays of missing ones.
 
     Attributes:
         gaps: times so far that steps were missing.
-        repairs: how many of these gaps a replay has closed.
+        repairs: gaps so far that a replay has closed.
     """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, on_output: Callable[[StepOutput], None]) -> None:
+        """`on_output` is called with each output, in the order of each executor's steps."""
         self._bus = bus
         self._tasks = tasks
         self._on_output = on_output
@@ -91,10 +92,8 @@ class StepFeed:
         return {reader.term: reader.last for reader in readers if reader.term >= 0}
 
     def catch_up(self, executor: str, term: int, step: int, take: Outputs) -> None:
-        """Gives `take` all outputs of a term that were read after `step`.
-
-        That is done at once if they are in memory. Otherwise the executor is asked, once for all that wait.
-        """
+        """Calls `take` with all outputs of a term that were read after `step`: at once if they are in memory, otherwise
+        when the executor has sent them again, once for all that wait."""
         state = self._executors.get(executor) or self._add_executor(executor)
         outputs = state.since(term, step)
         if outputs is not None:
@@ -122,6 +121,7 @@ class StepFeed:
             self._start_replay(executor, state)
 
     def _feed(self, state: _Executor, output: StepOutput) -> None:
+        """Takes an output, and delivers all that are in order now."""
         self._deliver(state, state.reader.feed(output))
 
     def _deliver(self, state: _Executor, outputs: list[StepOutput]) -> None:
@@ -136,7 +136,7 @@ class StepFeed:
         return state
 
     def _on_heartbeat(self, message: Message) -> None:
-        """Notices that the last step of an executor was lost: no later step reveals the gap."""
+        """Notices that the last step before a pause was lost: no later step reveals the gap."""
         beat = _heartbeat.try_decode(message.data)
         state = self._executors.get(beat.instance) if beat is not None else None
         if beat is None or state is None:
@@ -146,7 +146,7 @@ class StepFeed:
             self._start_replay(beat.instance, state)
 
     async def _fetch(self, executor: str, state: _Executor) -> None:
-        """Asks for the outputs that somebody waits for; what the executor has no longer is lost."""
+        """Asks an executor for the outputs that `catch_up` waits for. Outputs that are not in its ring are lost."""
         term = max(term for term, _, _ in state.waiting)
         first = min(step for other, step, _ in state.waiting if other == term) + 1
         fetched: list[StepOutput] = []
@@ -166,7 +166,7 @@ class StepFeed:
         for other, step, take in waiting:
             outputs = state.since(other, step)
             if outputs is None and answered and not (state.history and state.history[0].term == other):
-                outputs = []  # the term has no later step: all to come are heard
+                outputs = []  # the term has no later step so far, and the next ones will be read
             take(outputs)
 
     def _start_replay(self, executor: str, state: _Executor) -> None:
@@ -176,7 +176,7 @@ class StepFeed:
             self._tasks.create_task(self._replay(executor, state))
 
     async def _replay(self, executor: str, state: _Executor) -> None:
-        """Asks for the missing steps until none are missing. Steps that the executor has no longer are skipped."""
+        """Asks for the missing steps until none are missing. Steps that are not in the executor's ring are skipped."""
         reader, lost = state.reader, False
         try:
             while (missing := reader.missing) is not None:
@@ -196,138 +196,3 @@ class StepFeed:
             _log.warning("replay_failed", executor=executor, reason=str(error))
         finally:
             self._replaying.discard(executor)
-
-
-@dataclass(slots=True)
-class StepEffects:
-    """What one step did to the streams here."""
-
-    touched: set[Stream] = field(default_factory=set)
-    """Streams with new tokens."""
-    ended: set[Stream] = field(default_factory=set)
-    """Streams of which a completion has ended."""
-    stopped: dict[Stream, list[int]] = field(default_factory=dict)
-    """Sequences that a stop string has ended: the device does not know yet."""
-    gapped: set[Stream] = field(default_factory=set)
-    """Streams that have lost a token."""
-    not_finite: set[Stream] = field(default_factory=set)
-    """Streams with a sequence whose logits were not finite."""
-    tokens: int = 0
-    """Tokens that were appended."""
-    begun: list[Stream] = field(default_factory=list)
-    """Streams of which a completion has its first token."""
-    before: dict[float, int] = field(default_factory=dict)
-    """Rows with a new token by the time at which the token before it was read, if it was read here."""
-
-    def note_before(self, at: float, rows: int) -> None:
-        """Counts rows with a new token, whose tokens before it were read at a time; 0: none was read here."""
-        if at:
-            self.before[at] = self.before.get(at, 0) + rows
-
-
-def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
-    """Yields sequence, position and log-probabilities of each token that the step reports them of."""
-    numbers = iter(unpack(output.logprob_tokens))
-    begin = 0
-    for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
-        end = begin + 4 * count
-        yield sequence, position, TokenLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
-        begin = end
-
-
-def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
-    """Hands the log-probabilities that a step reports to the choices of these sequences."""
-    for sequence, position, logprobs in _reported(output):
-        if sequence in sequences:
-            sequences[sequence][1].report(position, logprobs)
-
-
-def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:
-    """Appends the tokens of a row from `position` on, the last of which has that finish; returns how many are new."""
-    last = len(tokens) - 1
-    return sum(
-        choice.accept(position + i, token, finish if i == last else Finish.NONE) for i, token in enumerate(tokens)
-    )
-
-
-class SequenceMap:
-    """The choice of each sequence, by term. Only the last attachment of a stream counts."""
-
-    def __init__(self) -> None:
-        self._terms: dict[int, dict[int, tuple[Stream, StreamedChoice]]] = {}
-
-    def bind(self, stream: Stream, choices: Sequence[StreamedChoice], attach: Attach) -> None:
-        """Assigns the sequences of an attachment to the choices of a stream."""
-        sequences = self._terms.setdefault(attach.term, {})
-        for sequence, choice in enumerate(choices, attach.first_sequence):
-            sequences[sequence] = stream, choice
-
-    def unbind(self, stream: Stream, attach: Attach) -> None:
-        """Removes the sequences of an attachment: their rows are ignored from now on."""
-        sequences = self._terms.get(attach.term, {})
-        for sequence in range(attach.first_sequence, attach.first_sequence + len(stream.completions)):
-            sequences.pop(sequence, None)
-        if not sequences:
-            self._terms.pop(attach.term, None)
-
-    def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
-        """Appends the tokens of a step, which is read `now`, to their choices; with `only`, to those of one stream."""
-        effects = StepEffects()
-        sequences = self._terms.get(output.term)
-        if sequences is None:
-            return effects
-        if only is not None:
-            sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
-        if output.logprob_tokens:
-            _keep_reported(output, sequences)
-        first, more = output.split_tokens()
-        rows, noted, further, last = 0, 0, 0, 0.0
-        for sequence, start, count, token, finish in zip(
-            memoryview(output.sequences).cast("I"),
-            memoryview(output.starts).cast("I"),
-            memoryview(output.counts).cast("I"),
-            first,
-            output.finishes,
-            strict=True,
-        ):
-            bound = sequences.get(sequence)
-            if bound is None:
-                continue
-            stream, choice = bound
-            if finish and finish == Finish.NOT_FINITE:
-                effects.not_finite.add(stream)
-                continue
-            if token == NO_TOKEN:
-                stream.cached_tokens += choice.count_cached(start)
-                stream.times.note_row(output.elapsed_us, token=False)
-                continue
-            position = start + count - choice.prompt_length
-            try:
-                if more and sequence in more:
-                    new = _accept_all(choice, position, [token, *more[sequence]], finish)
-                    further += max(0, new - 1)
-                else:
-                    new = choice.accept(position, token, finish)
-            except TokenGap:
-                effects.gapped.add(stream)
-                continue
-            if not new:
-                continue
-            effects.touched.add(stream)
-            before = choice.token_at
-            if before != last:  # nearly all rows have their last tokens from the same step
-                effects.note_before(last, rows - noted)
-                last, noted = before, rows
-            rows += 1
-            choice.token_at = now
-            if not before and len(choice.tokens) == new:
-                effects.begun.append(stream)
-                stream.cached_tokens += choice.count_cached(start)
-                stream.times.note_row(output.elapsed_us, token=True)
-            if choice.finish is not None:
-                effects.ended.add(stream)
-                if finish == Finish.NONE:
-                    effects.stopped.setdefault(stream, []).append(sequence)
-        effects.note_before(last, rows - noted)
-        effects.tokens = rows + further
-        return effects

@@ -1,4 +1,8 @@
-"""The life of streams: `open`, `attach`, `apply`, then `finish`, `cancel` or `abort`; see `StreamState`."""
+"""The life of streams, whose states `StreamState` draws: opened or adopted, attached, fed, ended or dropped.
+
+This detokenizer owns the text, frames, deadline and cancel of each stream. Nothing of it is stored while it lasts:
+another detokenizer rebuilds it from the opening, which the work item carries, and from the scheduler's tokens.
+"""
 
 import asyncio
 import time
@@ -7,13 +11,17 @@ from collections.abc import Sequence
 import structlog
 from msgspec import UNSET
 
-from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
-from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
+from pagewire.services.detokenizer.abort_notifier import AbortNotifier
+from pagewire.services.detokenizer.finalizer import Finalizer
+from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
-from pagewire.services.detokenizer.outcome import Times
-from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
-from pagewire.services.detokenizer.stream import Stream, StreamedChoice, StreamState, Subscriber, open_choices
+from pagewire.services.detokenizer.sequence_map import SequenceMap
+from pagewire.services.detokenizer.state.completion import StreamedChoice, open_choices
+from pagewire.services.detokenizer.state.outcome import Times
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
+from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers
@@ -22,17 +30,15 @@ from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.client import Accepted
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.telemetry import tracing
 
 MAX_SUBSCRIBERS = 64
-"""Subscribers of one stream at once; one more replaces the oldest."""
-
+"""Maximum subscribers of one stream; one more replaces the oldest."""
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
-
 NOT_FINITE = (
     "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype), "
     "or its structured_outputs are too complex to go on (simplify them)"
@@ -42,7 +48,7 @@ _log = structlog.get_logger()
 
 
 class Streams:
-    """Every request whose client this instance sends frames to."""
+    """All streams that this detokenizer owns."""
 
     def __init__(
         self,
@@ -89,10 +95,10 @@ class Streams:
     async def adopt(
         self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, sent: Sequence[int] = ()
     ) -> Stream:
-        """Returns the stream of a request that another detokenizer had; opens it if it is not here.
+        """Returns the stream of a request that another detokenizer owned; opens it if it is not here.
 
-        `sent` is the number of tokens per choice that the client has got. If the request has ended, the client gets
-        the whole stream again, because it is unknown whether it has got the end.
+        `sent` is the number of tokens per choice that the client has received. If the request has ended, the client
+        gets the whole stream again, because it is unknown whether it has received the end.
 
         Raises:
             BusError: it cannot be determined whether the request has ended.
@@ -110,7 +116,7 @@ class Streams:
         return stream
 
     def drop(self, stream: Stream) -> None:
-        """Forgets an open stream without a word to anybody: another detokenizer has it."""
+        """Forgets an open stream without a word to anybody: another detokenizer owns it."""
         if stream.attachment is not None:
             self._sequences.unbind(stream, stream.attachment)
         if stream.deadline is not None:
@@ -121,7 +127,7 @@ class Streams:
         _log.info("stream_dropped", request_id=stream.request_id)
 
     def attach(self, stream: Stream, attach: Attach) -> Attached:
-        """Binds a stream to the sequences of a scheduler. Of the tokens known here and there, the longer list wins."""
+        """Binds a stream to the sequences of a scheduler. The longer list of tokens, here or there, counts for both."""
         if stream.state is not StreamState.OPEN:
             if stream.state is StreamState.ENDED:
                 self._finalizer.end_work(attach.ack)
@@ -129,7 +135,7 @@ class Streams:
             return _attached(stream, AttachState.ENDED)
         before = stream.attachment
         if before is not None:
-            if (attach.generation, attach.term, attach.move) < stream.attached_by:
+            if attach.order < before.order:
                 return Attached(AttachState.STALE, (), b"")
             if before.scheduler != attach.scheduler:
                 # If the scheduler was only frozen, it would go on with sequences that nobody needs.
@@ -162,7 +168,7 @@ class Streams:
         return answer
 
     def _catch_up(self, stream: Stream, attach: Attach) -> None:
-        """Applies the steps that were read before the stream was attached and after those that the scheduler knew."""
+        """Applies the steps that were read before the stream was attached, and that the scheduler did not know yet."""
 
         def take(outputs: list[StepOutput] | None) -> None:
             if stream.attachment is not attach or stream.state is not StreamState.OPEN:
@@ -177,7 +183,7 @@ class Streams:
         self._steps.catch_up(attach.executor, attach.term, attach.step, take)
 
     def _ask_again(self, stream: Stream) -> None:
-        """Asks the scheduler for the tokens that are missing here: it attaches the stream again."""
+        """Asks the scheduler to attach the stream again, with the tokens that are missing here."""
         attach = stream.attachment
         if attach is None or stream.incomplete:
             return
@@ -186,7 +192,7 @@ class Streams:
         self._notifier.ask_again(attach, len(stream.completions))
 
     def apply(self, output: StepOutput, only: Stream | None = None) -> None:
-        """Appends the tokens of a step, sends their frames, and finishes what the step has ended.
+        """Appends the tokens of a step, sends their frames, and finishes the streams that have ended.
 
         With `only`, the step is applied to that stream alone.
         """
@@ -195,7 +201,7 @@ class Streams:
         self._metrics.tokens += effects.tokens
         if only is None:  # a step that is applied later says nothing about latencies
             self._metrics.on_tokens(effects.before, now)
-            for stream in effects.begun:
+            for stream in effects.started:
                 self._metrics.on_first_token(stream, now)
         for stream, sequences in effects.stopped.items():
             assert stream.attachment is not None
@@ -213,7 +219,7 @@ class Streams:
         self._sender.drain()
 
     def cancel(self, stream: Stream) -> bool:
-        """Ends a stream where it is; returns False if it was over before."""
+        """Ends the completions of a stream where they are; returns False if the stream was over before."""
         if stream.state is not StreamState.OPEN:
             return False
         self._abort_sequences(stream, AbortReason.CANCELLED)
@@ -247,9 +253,9 @@ class Streams:
 
     def resume(self, stream: Stream, reply: str, encoding: int, start: int) -> None:
         """Sends the frames from position `start` on, to a known or a new subscriber."""
-        known = stream.find_subscriber(reply)
-        if known is not None and known.streaming:
-            known.rewind(start)
+        subscriber = stream.find_subscriber(reply)
+        if subscriber is not None and subscriber.streaming:
+            subscriber.rewind(start)
             self._send(stream)
         else:
             self._add(Subscriber(stream, reply, encoding, streaming=True, start=start))
@@ -270,18 +276,19 @@ class Streams:
                 self._sender.keep_alive(stream)
 
     def _join(self, stream: Stream, request: OpenStream) -> OpenState:
-        """Adds a subscriber to a stream that exists, or starts the stream again for a known one."""
+        """Adds a subscriber to a stream that exists; an inbox that has subscribed before gets all frames again."""
         if stream.digest != request.digest:
             return OpenState.CONFLICT
-        known = stream.find_subscriber(request.reply)
-        if known is not None:
-            known.rewind(0, self._accepted(stream, request))
+        subscriber = stream.find_subscriber(request.reply)
+        if subscriber is not None:
+            subscriber.rewind(0, self._accepted(stream, request))
             self._send(stream)
         else:
             self._subscribe(stream, request)
-        # A known subscriber without an attachment: the tokenizer may have missed the answer and not stored the work.
-        stored = known is None or stream.attachment is not None or stream.state is not StreamState.OPEN
-        stored = stored or stream.adopted  # by the item in the queue
+        # The same inbox asks again, and there is no attachment: the tokenizer may have missed the answer to its first
+        # attempt, and not stored the work. An adopted stream was found in the queue.
+        attached = stream.attachment is not None or stream.state is not StreamState.OPEN
+        stored = subscriber is None or attached or stream.adopted
         return OpenState.ATTACHED if stored else OpenState.WAITING
 
     def _add_stream(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, timeout: float) -> Stream:
@@ -326,18 +333,19 @@ class Streams:
         self._send(stream)
 
     def note_stored(self, stream: Stream) -> None:
-        """Tells the client that the request is accepted. Until then it hears nothing, and sends the request again."""
+        """Tells the client that its request is accepted. Before that it hears nothing, and sends the request again."""
         if not stream.accepted:
             stream.stored = True
             self._send(stream)
 
     def _send(self, stream: Stream) -> None:
+        """Sends the frames that are due, unless the client may not know of the stream yet."""
         if stream.accepted:
             self._sender.enqueue(stream)
             self._sender.drain()
 
     def _accepted(self, stream: Stream, request: OpenStream) -> Accepted:
-        """Returns the first frame of a stream. Nobody else learns the subjects that cancel and resume it."""
+        """Returns the first frame of a stream. Only clients learn from it the subjects that cancel and resume it."""
         cancel, resume = (
             subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
             for verb in (subjects.CANCEL, subjects.RESUME)
@@ -346,15 +354,15 @@ class Streams:
         return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format, ids)
 
     def _accept_known(
-        self, choice: StreamedChoice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]
+        self, choice: StreamedChoice, tokens: list[int], finish: int, reported: Sequence[ReportedLogprobs]
     ) -> None:
-        """Appends the tokens that only the scheduler knows, as if they had just been generated.
+        """Appends the `tokens` that only the scheduler knows, as if they had just been generated.
 
-        Without their log-probabilities, which are `reported` of a beam search, they are not wanted: the scheduler has
-        them generated again.
+        If the request asks for log-probabilities, tokens without them are dropped, and the scheduler has them generated
+        again. For a beam search they are `reported`.
         """
-        for position, found in enumerate(reported, choice.prompt_length):
-            choice.report(position, found)
+        for position, logprobs in enumerate(reported, choice.prompt_length):
+            choice.report(position, logprobs)
         if (choice.logprobs is not None and not reported) or choice.prompt_logprobs:
             return
         last = len(tokens) - 1
@@ -373,7 +381,7 @@ class Streams:
                 self._notifier.abort(attach, live, reason)
 
     def _finish(self, stream: Stream) -> None:
-        """Ends an open stream: no row belongs to it any more, and it is finalized."""
+        """Hands an open stream to the finalizer: its sequences are unbound, so that no row changes it any more."""
         if stream.attachment is not None:
             self._sequences.unbind(stream, stream.attachment)
         self._finalizer.start(stream)

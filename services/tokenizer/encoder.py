@@ -10,12 +10,13 @@ import structlog
 from tokenizers import Tokenizer
 
 INLINE_CHARACTERS = 8_000
-"""Texts up to this length are encoded on the event loop: fastokens takes 0.1 ms for prose of this length, as long as a
-change of thread, 0.5 ms when it has just started, and 2 ms if no word repeats."""
+"""Maximum length of texts that are encoded on the event loop: fastokens takes 0.1 ms for prose of this length, as long
+as a change of thread, 0.5 ms when it has just started, and 2 ms if no word repeats."""
 MAX_THREADS = 4
+"""Maximum number of texts that are encoded at once."""
 
 ToIds = Callable[[Sequence[str], bool], list[list[int]]]
-"""Returns the token ids of each text; True adds the special tokens that the model wants around a prompt."""
+"""Function that returns the token ids of each text; True adds the special tokens that the model wants around one."""
 
 _log = structlog.get_logger()
 
@@ -30,10 +31,10 @@ class Encoder:
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 
     async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        """Returns the token ids of each text; with `special`, inside the special tokens that the model wants around a
+        """Returns the token ids of each text; with `special`, between the special tokens that the model wants around a
         prompt.
 
-        Special tokens that a text spells out are encoded as such either way: chat templates spell out all of theirs.
+        A special token that a text spells out is encoded as such either way: chat templates spell out all of theirs.
         """
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             async with self._turn:
@@ -49,20 +50,20 @@ class Encoder:
         return [self._spelling(token) or "" for token in ids]
 
     def close(self) -> None:
-        """Ends the threads once they have encoded their present text; waiting texts are dropped."""
+        """Ends the threads once they have encoded their current texts. Waiting texts are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def to_ids(tokenizer: Tokenizer) -> ToIds:
-    """Returns a thread-safe function that encodes as `tokenizer` does and releases the interpreter lock meanwhile.
+    """Returns a thread-safe function that encodes as `tokenizer` does, and releases the interpreter lock meanwhile.
 
-    fastokens gives the same ids in a fraction of the time, but refuses the kinds of tokenizers that it does not know.
+    fastokens gives the same ids in a fraction of the time, but does not know all kinds of tokenizers.
     """
     try:
         fast = fastokens.Tokenizer.from_json_str(tokenizer.to_str())
     except ValueError as error:
         _log.info("encoding_takes_longer", library="tokenizers", reason=str(error))
-        # Of the encoding methods, this one releases the interpreter lock, and it computes no character offsets.
+        # Unlike the other methods, this one releases the interpreter lock and computes no character offsets.
         batch = tokenizer.encode_batch_fast
-        return lambda texts, special: [done.ids for done in batch(list(texts), add_special_tokens=special)]
+        return lambda texts, special: [encoding.ids for encoding in batch(list(texts), add_special_tokens=special)]
     return lambda texts, special: [fast.encode(text, add_special_tokens=special).ids for text in texts]

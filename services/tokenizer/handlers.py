@@ -1,4 +1,4 @@
-"""The subscriptions of a tokenizer and what answers them."""
+"""The subscriptions of a tokenizer: each request is admitted or refused as it arrives, before anything reads it."""
 
 import time
 from collections.abc import Coroutine, Iterator
@@ -12,6 +12,7 @@ from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.input_processor import InputProcessor
+from pagewire.services.tokenizer.request_encoder import RequestEncoder
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.shared import subjects
@@ -26,7 +27,7 @@ from pagewire.shared.process.context import Context
 from pagewire.shared.process.peers import Peers
 
 QUEUE = "tokenizer"
-"""Queue group: each request goes to one tokenizer."""
+"""Queue group of all tokenizers: each request goes to one of them."""
 
 _log = structlog.get_logger()
 
@@ -53,31 +54,25 @@ class Handlers:
         self._replier = Replier(bus)
         settings = context.settings
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
-        self._subscriptions: list[Subscription] = []
-        self._processor = InputProcessor(
-            model,
-            renderer,
-            self._dispatcher,
-            self._replier,
-            bus.max_payload,
-            settings.seed,
-            settings.max_logprobs,
-            log_prompts=settings.log_prompts,
+        self._encoder = RequestEncoder(
+            model, renderer, bus.max_payload, settings.seed, log_prompts=settings.log_prompts
         )
+        self._processor = InputProcessor(model, settings.max_logprobs, self._encoder, self._dispatcher, self._replier)
+        self._subscriptions: list[Subscription] = []
         self._requests = 0
 
     @property
     def load(self) -> dict[str, float]:
-        """Requests from client inboxes so far, those dropped for want of an inbox, and the figures of the queue."""
+        """Requests so far, requests dropped so far because their reply was no inbox, and the figures of admission."""
         return {"requests": self._requests, "dropped": self._replier.dropped, **self._admission.gauges}
 
     def metrics(self) -> Iterator[Sample]:
-        """Yields the figures of refusals and of the queue."""
+        """Yields the metrics of refusals and of admission."""
         yield from self._replier.metrics()
         yield from self._admission.metrics()
 
     async def subscribe(self) -> None:
-        """Subscribes to what clients ask of a tokenizer."""
+        """Subscribes to the requests of clients."""
         handlers = {
             f"{subjects.GENERATE}.*": self._on_generate,
             f"{subjects.TOKENIZE}.*": self._on_tokenize,
@@ -95,7 +90,7 @@ class Handlers:
             await subscription.unsubscribe()
 
     def stop(self) -> None:
-        """Refuses new requests from now on, because the server is stopping."""
+        """Has new requests refused from now on, because the server is stopping."""
         self._dispatcher.stopping = True
 
     def _on_generate(self, message: Message) -> None:
@@ -106,7 +101,7 @@ class Handlers:
         if self._admission.may_refuse:
             head = decode_head(message.data, encoding_of(message.headers))
             refusal = self._admission.refusal(head.priority, head.timeout_ms / 1000)
-            # A request with an id of the client's choice may run already: then it is not refused.
+            # A request with an id of the client's choice may run already: then it joins its stream.
             if refusal is not None and (not head.request_id or FRESH in message.headers):
                 self._replier.refuse(message, refusal, head=head)
                 return
@@ -130,25 +125,25 @@ class Handlers:
     async def _tokenize(self, message: Message) -> None:
         try:
             request = decode_request(message.data, TokenizeRequest, encoding_of(message.headers))
-            reply = await self._processor.tokenize(request)
+            reply = await self._encoder.tokenize(request)
         except RequestError as error:
             self._replier.refuse(message, error)
             return
         self._replier.send(message, reply)
 
     def _accepts(self, message: Message) -> bool:
-        """Returns whether the request may be answered, and counts it."""
+        """Returns whether the request may be answered, and counts it if so."""
         accepted = self._replier.accepts(message.reply, subjects.tenant_of(message.subject))
         self._requests += accepted
         return accepted
 
     def _admits(self, message: Message) -> bool:
-        """Returns whether a task may start for the request; tells the client if not."""
+        """Returns whether a task may start for the request; refuses the request if not."""
         if not self._accepts(message):
             return False
-        asked = message.subject.rpartition(".")[2]
-        if asked not in self._model.tokens:
-            self._replier.refuse(message, ModelNotFound(f"there is no model {asked} here, but {self._model.name}"))
+        model = message.subject.rpartition(".")[2]
+        if model not in self._model.tokens:
+            self._replier.refuse(message, ModelNotFound(f"there is no model {model} here, but {self._model.name}"))
             return False
         if not self._tasks.has_room(len(message.data)):
             retry = self._admission.retry_after_ms(priority=0)

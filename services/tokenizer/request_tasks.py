@@ -1,12 +1,13 @@
-"""The tasks of the requests in progress: bounded in number and bytes, and waited for when the service stops."""
+"""The tasks of the requests in progress, bounded in number and bytes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 MAX_REQUESTS = 4096
+"""Maximum number of requests in progress."""
 MAX_BYTES = 256 * 1024 * 1024
-"""Of the bodies of all requests in progress."""
+"""Maximum size of their bodies together."""
 
 
 class RequestTasks:
@@ -31,14 +32,14 @@ class RequestTasks:
         self._tasks.add(task)
         self._bytes += size
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_end(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self._bytes -= size
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 failed(error)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
 
     async def wait(self) -> None:
         """Waits until no request is in progress."""
@@ -46,7 +47,7 @@ class RequestTasks:
             await asyncio.wait(self._tasks)
 
     async def drain(self, timeout: float) -> None:
-        """Waits for the requests in progress, and cancels those that take longer than `timeout` seconds."""
+        """Waits for the requests in progress, and cancels them after `timeout` seconds."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=timeout)

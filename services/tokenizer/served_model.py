@@ -1,4 +1,4 @@
-"""The served model, as far as a tokenizer knows it."""
+"""The served model as a tokenizer knows it: what its folder and the settings say."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -21,22 +21,24 @@ class Model:
     """One served model."""
 
     names: tuple[str, ...]
-    """Names in requests; the first is its own, the others are aliases."""
+    """Names in requests: its own first, then aliases."""
     encoder: Encoder
     grammars: GrammarChecker
     chat: ChatTemplates
     formats: Formats
-    """Of tool calls and reasoning."""
+    """Formats of tool calls and reasoning."""
     generation: GenerationDefaults
+    """Sampling defaults of its generation_config."""
     eos: frozenset[int]
     """Tokens that end a text."""
     max_model_len: int
-    """Context, in tokens."""
+    """Context length in tokens."""
     vocab_size: int
-    """Token ids are below this."""
+    """Number of token ids, which begin at 0."""
     longest_token: int
-    """Characters of the longest token."""
+    """Number of characters of the longest token."""
     revision: str
+    """Fingerprint of the model folder."""
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
@@ -73,7 +75,7 @@ class Model:
 
     @property
     def token(self) -> str:
-        """The name as a token of subjects."""
+        """The model's own name as a token of subjects."""
         return subjects.model_token(self.name)
 
     @property
@@ -83,7 +85,7 @@ class Model:
 
     @property
     def infos(self) -> list[ModelInfo]:
-        """What clients are told about the model, by each of its names."""
+        """Descriptions of the model for clients, one per name."""
         return [
             ModelInfo(
                 name,

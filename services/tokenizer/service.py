@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 class Tokenizer:
-    """One tokenizer process. Of a generate request, it tells the client only why the request is refused."""
+    """One tokenizer process. It answers a generate request only to refuse it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -38,12 +38,12 @@ class Tokenizer:
         self._peers = Peers(context.bus)
         self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
         self._handlers: Handlers | None = None
-        """Set while requests are taken."""
+        """Subscriptions; None while no requests are taken."""
         self._announced = False
-        """Whether the last heartbeat said that it is ready."""
+        """Whether the last heartbeat was ready."""
 
     def heartbeat(self) -> Heartbeat:
-        """Returns the state; ready while a detokenizer is ready to open streams and the store takes work."""
+        """Returns the state: ready while a detokenizer can open streams and the store takes work."""
         load: dict[str, float] = {"in_flight": len(self._tasks), STORE_REFUSES: float(bool(self._monitor.refusal))}
         if self._handlers is not None:
             load |= self._handlers.load
@@ -51,7 +51,7 @@ class Tokenizer:
         return Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
 
     def metrics(self) -> Iterator[Sample]:
-        """Yields the figures of requests and of the store."""
+        """Yields the metrics of requests and of the store."""
         yield table.IN_FLIGHT.sample(len(self._tasks))
         yield table.STORE_REFUSES.sample(float(bool(self._monitor.refusal)))
         if folder := os.environ.get(BROKER_FOLDER):
@@ -60,7 +60,7 @@ class Tokenizer:
             yield from self._handlers.metrics()
 
     async def drain(self) -> None:
-        """Leaves the queue group once another tokenizer is there, and dispatches what has arrived.
+        """Leaves the queue group once another tokenizer is ready, and dispatches the requests that have arrived.
 
         If the whole stack stops, no other one comes: the tokenizer refuses new requests until it is ended.
         """
@@ -119,6 +119,6 @@ class Tokenizer:
         await poll(lambda: any(beat.ready and beat.instance != own for beat in self._peers.alive("tokenizer")))
 
     def _announce_change(self) -> None:
-        """Announces at once when a detokenizer or the store has changed whether this tokenizer is ready."""
+        """Sends a heartbeat at once if a detokenizer or the store has changed whether this tokenizer is ready."""
         if self._ready() != self._announced:
             self._context.announce()

@@ -1,6 +1,7 @@
-"""What the span of a request says of its parameters, by OpenTelemetry's conventions for generative AI."""
+"""The span and the log line of a request: its parameters, by OpenTelemetry's conventions for generative AI."""
 
-from opentelemetry.trace import Span
+import structlog
+from opentelemetry.trace import get_current_span
 from opentelemetry.util.types import AttributeValue
 
 from pagewire.shared.messages.client import GenerateRequest
@@ -8,12 +9,19 @@ from pagewire.shared.sampling_parameters import PARAMETERS
 from pagewire.shared.telemetry import tracing
 
 
-def describe(span: Span, request: GenerateRequest, model: str) -> None:
-    """Adds model and parameters to a span; nothing while the request is not traced. `model` is the served name."""
+def note(**values: str | int) -> None:
+    """Adds values to the span and to the log line of the request that the current task processes."""
+    get_current_span().set_attributes(values)
+    structlog.contextvars.bind_contextvars(**values)
+
+
+def describe(request: GenerateRequest, model: str) -> None:
+    """Adds model and parameters to the span of a request, if it is traced. `model` is the served name."""
+    span = get_current_span()
     if not span.is_recording():
         return
     sampling = request.sampling
-    given: dict[str, AttributeValue | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": "text_completion" if request.messages is None else "chat",
         "gen_ai.provider.name": tracing.PROVIDER,
         "gen_ai.request.model": model,
@@ -23,4 +31,4 @@ def describe(span: Span, request: GenerateRequest, model: str) -> None:
         "gen_ai.request.seed": sampling.seed,
         "pagewire.request.priority": request.priority,
     }
-    span.set_attributes({name: value for name, value in given.items() if value is not None})
+    span.set_attributes({name: value for name, value in attributes.items() if value is not None})

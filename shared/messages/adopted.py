@@ -1,17 +1,18 @@
-"""Detokenizer to detokenizers: the streams that it has adopted, so that no other one goes on with them."""
+"""Detokenizer to all detokenizers: claims streams, so that no other one goes on with them."""
 
 from pagewire.shared.messages.codec import Wire
 
 
 class Adopted(Wire, frozen=True):
-    """Another detokenizer that has one of these streams, and no newer attachment of it, drops it without a word.
+    """Claims the streams of these requests for the sender.
 
-    One that has a newer attachment announces that in turn.
+    A receiver that has one of them drops it without a word, unless its own attachment is newer: then it sends an
+    `Adopted` in turn.
     """
 
     instance: str
-    """The sender."""
+    """Instance id of the sender."""
     request_ids: tuple[str, ...]
-    """Requests whose streams it has."""
+    """Requests whose streams the sender has."""
     attachments: bytes
-    """Packed triples (generation, term, move) of the last `Attach` of each; zeros: none has come."""
+    """Packed triples (generation, term, move) of each request's last `Attach` at the sender; zeros: it has none."""

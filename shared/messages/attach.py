@@ -1,16 +1,21 @@
-"""Scheduler to detokenizer: which sequences belong to a request."""
+"""Scheduler to detokenizer: binds a request's stream to its sequences."""
 
 from enum import IntEnum
 
 from pagewire.shared.messages.codec import Wire
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 
 NEW = -2
 """`Attach.step` of new sequences: no step has had them yet."""
+AttachOrder = tuple[int, int, int]
+"""Generation, term and move of an `Attach`: higher for a newer one. Zeros stand for no `Attach` at all."""
 
 
 class Attach(Wire, frozen=True):
-    """Maps the choices of a request to sequences. A later `Attach` replaces an earlier one."""
+    """Binds the choices of a request to sequences, and replaces every `Attach` of lower `order`.
+
+    With an `opening`, it also has a detokenizer adopt the stream.
+    """
 
     request_id: str
     """Id of the request."""
@@ -19,9 +24,9 @@ class Attach(Wire, frozen=True):
     generation: int
     """Delivery count of the work item."""
     scheduler: str
-    """Instance that `AbortSequences` goes to."""
+    """Instance id of the sender, to which `AbortSequences` goes."""
     executor: str
-    """Instance that runs the sequences."""
+    """Instance id of the executor that runs the sequences."""
     ack: str
     """Ack subject of the work item, which the detokenizer ends after the last frame."""
     first_sequence: int
@@ -35,17 +40,22 @@ class Attach(Wire, frozen=True):
     move: int = 0
     """Number of times that the scheduler has moved the stream to another detokenizer."""
     opening: bytes = b""
-    """Encoded `OpenStream` with which a detokenizer that does not have the stream adopts it; empty: it has it."""
+    """Encoded `OpenStream` with which the receiver adopts the stream if it does not have it; empty: it has it."""
     sent: bytes = b""
     """With `opening`: packed number of tokens per choice that another detokenizer has certainly sent; empty: none."""
     cumulative_logprobs: tuple[float, ...] = ()
-    """Of a beam search: sum of the log-probabilities of each choice; 0 for one that has not ended."""
-    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """Of a beam search: what is reported of each of `tokens`, if it is asked for."""
+    """Cumulative log-probability of each choice of a beam search; 0 for a choice that has not ended."""
+    logprobs: tuple[tuple[ReportedLogprobs, ...], ...] = ()
+    """Log-probabilities of each of the `tokens` of a beam search, if the request asks for them."""
+
+    @property
+    def order(self) -> AttachOrder:
+        """Place of this message among all of the request."""
+        return self.generation, self.term, self.move
 
 
 class AttachState(IntEnum):
-    """What the detokenizer knows about a request."""
+    """State of a request at the detokenizer."""
 
     OPEN = 0
     """Frames will follow."""
@@ -54,11 +64,11 @@ class AttachState(IntEnum):
     UNKNOWN = 2
     """The detokenizer has no stream of this request."""
     STALE = 3
-    """A newer `Attach` has come."""
+    """The detokenizer has a newer `Attach` of the request."""
 
 
 class Attached(Wire, frozen=True):
-    """Answer to an `Attach`."""
+    """Reply to an `Attach`."""
 
     state: int
     """An `AttachState`."""

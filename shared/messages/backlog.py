@@ -1,4 +1,4 @@
-"""Scheduler to tokenizers and other schedulers: what waits, and how fast it starts."""
+"""Scheduler to tokenizers and other schedulers: how many requests wait, and how fast they start."""
 
 from pagewire.shared.messages.codec import Wire
 
@@ -9,18 +9,18 @@ class Backlog(Wire, frozen=True):
     scheduler: str
     """Instance id of the scheduler."""
     started: tuple[int, ...]
-    """Requests here that have had a slot and have not ended."""
+    """Unfinished requests of this scheduler that have had a slot."""
     starts: tuple[float, ...]
-    """Requests that have started here per second lately."""
+    """Requests per second that have started at this scheduler lately."""
     rate: float
     """Requests that this replica can start per second while all slots are in use; 0: unknown."""
     free: float
-    """Requests that could start here at once."""
+    """Requests that this replica could start at once."""
     stored: tuple[int, ...] = ()
-    """Unfinished requests in all queues of the model. Only one scheduler counts them; from the others it is empty."""
+    """Unfinished requests in all queues of the model. Only one scheduler counts them: the others leave it empty."""
     last: int = 0
     """Number that the store gave to the last item that `stored` counts."""
     delay: float = 0.0
-    """Seconds by which requests start later than at `rate`, because those that run have begun only lately."""
+    """Seconds by which requests start later than at `rate`, because the running ones have begun only lately."""
     held: tuple[int, ...] = ()
-    """Requests here that have not ended."""
+    """Unfinished requests of this scheduler."""

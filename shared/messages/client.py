@@ -18,7 +18,7 @@ class StructuredOutputsParams(
     """The form that the text must have: exactly one of the first six fields. Names and meaning are vLLM's."""
 
     json: str | dict[str, Any] | None = None
-    """A JSON schema, whose values the text is one of."""
+    """A JSON schema that the text fulfils."""
     regex: str | None = None
     """A regular expression that the whole text matches."""
     choice: list[str] | None = None
@@ -41,8 +41,7 @@ class StructuredOutputsParams(
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are sampled and when generation stops. Names and defaults are vLLM's.
 
-    A request that holds all of it says what every field is. Fields that a request leaves out come from the model's
-    generation_config, and from here where that does not name them.
+    A field that a request leaves out has the value of the model's generation_config, or else the default here.
     """
 
     n: int = 1
@@ -87,7 +86,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token; -1: all
     tokens, if the server allows that."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """Number as in `logprobs`, for each token of the prompt but the first."""
     structured_outputs: StructuredOutputsParams | None = None
     """Form that the text must have."""
     beam_width: int | None = None
@@ -100,7 +99,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type"):
-    """A part of what is said."""
+    """A text that is a part of a message."""
 
     text: str
 
@@ -123,9 +122,11 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     tool_call_id: str | None = None
     """Call whose result a tool message holds."""
     reasoning_content: str | None = None
-    """Reasoning of an assistant; `reasoning` and `thinking` are other names for it."""
+    """Reasoning of an assistant."""
     reasoning: str | None = None
+    """Another name of `reasoning_content`."""
     thinking: str | None = None
+    """Another name of `reasoning_content`."""
 
     def __post_init__(self) -> None:
         texts = (self.content, self.tool_calls, self.reasoning_content, self.reasoning, self.thinking)
@@ -190,12 +191,12 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 
 
 class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the text of an answer becomes a message: see `pagewire.shared.chat.parser`."""
+    """How `pagewire.shared.chat.parser` finds the parts of a message in the text of an answer."""
 
     tool_calls: str = ""
-    """Format of tool calls in it; empty: none are looked for."""
+    """Format of tool calls in the text; empty: none are looked for."""
     reasoning: str = ""
-    """Format of reasoning at its beginning; empty: none is looked for."""
+    """Format of reasoning at the beginning of the text; empty: none is looked for."""
     opened: bool = False
     """Whether the prompt ends with the tag that begins reasoning."""
     single: bool = False
@@ -215,34 +216,34 @@ class Usage(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """What a request has waited for, in seconds, with vLLM's names. A detokenizer knows nothing of what was before it
-    adopted the request: such a time is None."""
+    """The times of a request in seconds, with vLLM's names. A time is None if it began before the detokenizer adopted
+    the request."""
 
     queued_time: float | None
-    """From its acceptance to the first step with a token of its prompts."""
+    """Time from the acceptance to the first step with a token of the prompts."""
     prefill_time: float | None
-    """From there to the first generated token."""
+    """Time from that step to the first generated token."""
     decode_time: float | None
-    """From there to the end."""
+    """Time from the first generated token to the end."""
     e2e_latency: float
-    """From its acceptance to the end."""
+    """Time from the acceptance to the end."""
 
 
 class Logprob(msgspec.Struct):
-    """The log-probability of a token at one position, or its logit: see `--logprobs-mode`."""
+    """The log-probability of one token at one position."""
 
     logprob: float
-    """-9999 stands for minus infinity."""
+    """Natural logarithm, or logit as `--logprobs-mode` says; -9999 stands for minus infinity."""
     rank: int | None = None
-    """1 for the likeliest token."""
+    """Rank of the token at its position; 1: the likeliest."""
     decoded_token: str | None = None
     """Text of the token alone."""
 
 
 TokenLogprobs = dict[int, Logprob]
-"""What is reported of one token: its own log-probability first, then those of the likeliest tokens there, by id."""
+"""Log-probabilities at the position of one token, by id: its own first, then the likeliest ones."""
 PromptLogprobs = list[TokenLogprobs | None]
-"""What is reported of each token of a prompt; None for the first one, which nothing predicts."""
+"""Log-probabilities of each token of a prompt; None for the first one, which nothing predicts."""
 
 
 class Choice(msgspec.Struct):
@@ -253,17 +254,18 @@ class Choice(msgspec.Struct):
     token_ids: list[int]
     finish_reason: Literal["stop", "length", "cancelled"]
     stop_reason: str | int | None = None
+    """Stop string, or id of the stop token, that ended the text."""
     logprobs: list[TokenLogprobs] | None = None
-    """Of each token, if the request asks for them."""
+    """Log-probabilities of each token; None if the request does not ask for them."""
     score: float | None = None
-    """Cumulative log-probability that a beam search has found."""
+    """Cumulative log-probability of a completion that a beam search has found."""
 
     @property
     def cumulative_logprob(self) -> float | None:
         """Sum of the log-probabilities of the tokens; None without `logprobs` or beam search."""
         if self.score is not None or self.logprobs is None:
             return self.score
-        return sum(found[token].logprob for found, token in zip(self.logprobs, self.token_ids, strict=True))
+        return sum(logprobs[token].logprob for logprobs, token in zip(self.logprobs, self.token_ids, strict=True))
 
 
 class FinalChoice(msgspec.Struct):
@@ -281,13 +283,13 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     cancel: str
     """Subject that cancels the request."""
     resume: str
-    """Subject to request frames from again."""
+    """Subject that repeats frames."""
     prompt_tokens: int
     """Number of tokens of all prompts."""
     chat_format: ChatFormat | None = None
     """How to find tool calls and reasoning in the texts; None: there are none."""
     prompt_token_ids: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
-    """Of each prompt, only if the request asks for `return_token_ids`."""
+    """Token ids of each prompt, only if the request asks for `return_token_ids`."""
 
 
 class Queued(msgspec.Struct, tag="queued", tag_field="type"):
@@ -305,10 +307,11 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     text: str
     """Text that the token adds; empty while a character or a possible stop string is incomplete."""
     token_ids: list[int]
+    """Id of the token."""
     logprobs: list[TokenLogprobs] | None = None
-    """Of each token, if the request asks for them."""
+    """Log-probabilities of the token; None if the request does not ask for them."""
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
-    """Only with the first token of the first completion of a prompt, if the request asks for them."""
+    """Log-probabilities of the prompt, if the request asks for them: with the first token of its first completion."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
@@ -317,7 +320,7 @@ class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
     replies: list[str]
     """Reply subject of each delta's request."""
     deltas: list[Delta]
-    """The deltas; those of one stream are in order."""
+    """Deltas of all streams; the deltas of one stream are in order."""
 
 
 class Final(msgspec.Struct, tag="final", tag_field="type"):
@@ -327,7 +330,7 @@ class Final(msgspec.Struct, tag="final", tag_field="type"):
     choices: list[FinalChoice]
     usage: Usage
     prompt_token_ids: list[list[int]] | None = None
-    """Of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
+    """Token ids of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
     metrics: Metrics | None = None
 
@@ -339,7 +342,7 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: list[list[int]] | None = None
-    """Of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
+    """Token ids of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
     chat_format: ChatFormat | None = None
     """How to find tool calls and reasoning in the texts; None: there are none."""
@@ -347,11 +350,12 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
 
 
 class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=True):
-    """Ends a request that failed."""
+    """Last frame of a request that failed."""
 
     code: int
+    """HTTP status code of the error."""
     error: str
-    """The error's `kind` in `pagewire.shared.errors`."""
+    """`kind` of the error in `pagewire.shared.errors`."""
     message: str
     retryable: bool
     request_id: str

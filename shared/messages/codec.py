@@ -12,7 +12,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 7
-"""Raised whenever a peer built from the previous version could misread a message."""
+"""First byte of every message; raised whenever a peer of the previous version could misread one."""
 UNREADABLE = (WireVersionError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors that `Decoder.decode` raises."""
 
@@ -30,7 +30,7 @@ class Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
 
 
 def encode(message: Wire) -> bytes:
-    """Encodes a message, preceded by the wire version."""
+    """Returns the bytes of a message, the wire version first."""
     return _PREFIX + _encoder.encode(message)
 
 
@@ -41,7 +41,7 @@ class Decoder(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def decode(self, data: bytes | memoryview) -> T:
-        """Decodes a message.
+        """Returns the message.
 
         Raises:
             WireVersionError: the sender uses another version.
@@ -55,14 +55,14 @@ class Decoder(Generic[T]):
         return self._decoder.decode(view[1:])
 
     def try_decode(self, data: bytes | memoryview) -> T | None:
-        """Decodes a message; returns None if it is unreadable, for senders that then count as absent."""
+        """Returns the message, or None if it is unreadable: its sender then counts as absent."""
         try:
             return self.decode(data)
         except UNREADABLE:
             return None
 
     def read(self, message: Message) -> T | None:
-        """Decodes a bus message; logs `message_unreadable` and returns None if it is unreadable."""
+        """Returns the message in a bus message; logs `message_unreadable` and returns None if it is unreadable."""
         try:
             return self.decode(message.data)
         except UNREADABLE as error:
@@ -71,10 +71,18 @@ class Decoder(Generic[T]):
 
 
 def pack(values: Iterable[int]) -> bytes:
-    """Packs integers in [0, 2**32) as little-endian u32."""
+    """Packs integers in [0, 2**32) as little-endian u32.
+
+    >>> pack([1, 258]).hex()
+    '0100000002010000'
+    """
     return array("I", values).tobytes()
 
 
 def unpack(data: bytes) -> list[int]:
-    """Returns the integers that `pack` has packed."""
+    """Returns the integers that `pack` has packed.
+
+    >>> unpack(pack([1, 258]))
+    [1, 258]
+    """
     return memoryview(data).cast("I").tolist()

@@ -6,15 +6,15 @@ from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.messages.codec import Wire
 
 
-class TokenLogprobs(NamedTuple):
-    """What an executor has reported of one token."""
+class ReportedLogprobs(NamedTuple):
+    """Log-probabilities at the position of one token, as an executor reports them."""
 
     rank: int
     """Rank of the token, from 1."""
     ids: bytes
     """Packed ids: the token's own, then the likeliest ones, the most likely first."""
     values: bytes
-    """Log-probabilities of these ids, packed little-endian float32."""
+    """Log-probability of each of `ids`, packed little-endian float32."""
 
 
 class DoneChoice(Wire, frozen=True):
@@ -28,25 +28,25 @@ class DoneChoice(Wire, frozen=True):
     """Why the completion ended."""
     stop_reason: str | int | None
     """Stop string or stop token that ended the completion, as it was sent to the client."""
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of each token, if the request asks for them."""
+    logprobs: tuple[ReportedLogprobs, ...] | None = None
+    """Log-probabilities of each token; None if the request does not ask for them."""
     score: float | None = None
-    """Cumulative log-probability that a beam search has found."""
+    """Cumulative log-probability of a completion that a beam search has found."""
 
 
 class Done(Wire, frozen=True):
     """How a request ended."""
 
     request_id: str
-    """Key of the record."""
+    """Id of the request, and key of the record."""
     digest: bytes
     """Fingerprint of the request's body, which distinguishes a repetition from a conflict."""
     choices: tuple[DoneChoice, ...]
-    """Empty when the request ended with an error."""
+    """Completions that the client gets; empty when the request ended with an error."""
     prompt_tokens: int
-    """Part of the usage."""
+    """Tokens of all prompts, for the usage."""
     cached_tokens: int
-    """Part of the usage."""
+    """Prompt tokens that were cached, for the usage."""
     error: str
     """Kind of the error that ended the request; empty: none."""
     message: str
@@ -55,8 +55,8 @@ class Done(Wire, frozen=True):
     """`OpenStream.secret` of the request."""
     prompts: tuple[bytes, ...] = ()
     """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
-    prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
-    """Of each token of each prompt; None for the first tokens."""
+    prompt_logprobs: tuple[tuple[ReportedLogprobs | None, ...], ...] = ()
+    """Log-probabilities of each token of each prompt; None for the first tokens."""
     chat_format: ChatFormat | None = None
     """`OpenStream.chat_format` of the request."""
     times: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)

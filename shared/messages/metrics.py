@@ -5,10 +5,10 @@ from pagewire.shared.metrics.metric import Sample
 
 
 class MetricsReport(Wire, frozen=True):
-    """What one process has counted since its start."""
+    """The metrics of one process since its start."""
 
     service: str
-    """tokenizer, scheduler, executor, detokenizer or gateway."""
+    """Name of the service: tokenizer, scheduler, executor, detokenizer or gateway."""
     instance: str
     """Random id of the process."""
     model: str

@@ -16,7 +16,7 @@ class Encoding(IntEnum):
 
 
 class OpenStream(Wire, frozen=True):
-    """Opens the client's stream. From here on the detokenizer sends all frames to the client."""
+    """Opens the client's stream. From then on the detokenizer sends all frames to the client."""
 
     request_id: str
     """Id chosen by the client, or a random one; `subjects.owned` by the client's tenant, as in all other messages."""
@@ -29,8 +29,8 @@ class OpenStream(Wire, frozen=True):
     stream: bool
     """Whether to send a frame per token instead of one result."""
     prompts: tuple[bytes, ...]
-    """Packed last ids of each prompt: context for decoding the first characters of the text. All ids, if
-    log-probabilities of prompts are reported, or the ids are part of the answer."""
+    """Packed last ids of each prompt, the context in which the first characters of the text are decoded. All ids, if
+    log-probabilities of prompts are reported or the ids are part of the answer."""
     prompt_lengths: bytes
     """Packed length of each prompt: the position of the first generated token, and part of the usage."""
     n: int
@@ -48,24 +48,24 @@ class OpenStream(Wire, frozen=True):
     timeout_ms: int
     """Time left until the deadline, in milliseconds from arrival."""
     fresh: bool = False
-    """The request is sent for the first time with a random id: no record of it can exist."""
+    """Whether the request is sent for the first time with a random id, so that no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
     deadline: float = 0.0
     """Unix time in seconds at which the request expires, for a detokenizer that opens the stream later; 0: unknown."""
     joins: bool = False
-    """Whether only a request that is known here gets a stream, because the server takes no new ones now."""
+    """Whether the stream is opened only if the detokenizer knows the request: the server takes no new ones now."""
     secret: bytes = b""
-    """Ends the subjects that cancel and resume the stream: 128 random bits, which only those know who may read it."""
+    """Last token of the subjects that cancel and resume the stream: 128 random bits that only its client learns."""
     logprobs: bool = False
     """Whether log-probabilities of tokens are reported."""
     prompt_logprobs: bool = False
     """Whether log-probabilities of the prompts' tokens are reported."""
     chat_format: ChatFormat | None = None
-    """What the client is told of the format of the texts."""
+    """Format of tool calls and reasoning in the texts, which the client is told; None: there are none."""
     best: int = 0
-    """Number of the `n` completions of each prompt that the client gets, those with the highest cumulative
-    log-probability; 0: all."""
+    """Number of completions of each prompt that the client gets, the ones with the highest cumulative log-probability
+    of the `n`; 0: all."""
     hides_logprobs: bool = False
     """Whether log-probabilities of tokens are reported only to find the best, and are no part of the answer."""
     return_token_ids: bool = False
@@ -78,7 +78,7 @@ class OpenState(IntEnum):
     OPENED = 0
     """The stream is new: the tokenizer queues the request."""
     ATTACHED = 1
-    """The same request is running or has ended: its frames go to the new inbox too, and nothing is queued."""
+    """The request runs or has ended: its frames go to the new inbox too, and nothing is queued."""
     CONFLICT = 2
     """A request with another body has the id: the tokenizer answers 409."""
     FULL = 3
@@ -88,8 +88,8 @@ class OpenState(IntEnum):
     ABSENT = 5
     """The request is not known here, and `OpenStream.joins` forbids a new stream: the tokenizer answers 503 or 429."""
     WAITING = 6
-    """The same client has sent the same request before, and no scheduler has it yet: the tokenizer queues it, unless it
-    knows that it is queued."""
+    """The client has sent the request before, and no scheduler has it yet: the tokenizer queues it, unless it knows
+    that it is queued."""
 
 
 class Opened(Wire, frozen=True):
@@ -100,16 +100,18 @@ class Opened(Wire, frozen=True):
 
 
 class StoredWork(Wire, frozen=True):
-    """The work queue has the request of a stream: its client may be told that the request is accepted."""
+    """Says that the work queue has the request of a stream, so that its client may be told that it is accepted."""
 
     request_id: str
+    """Id of the request."""
 
 
 class AbortStream(Wire, frozen=True):
-    """The request cannot be run, for instance because it could not be queued: its stream ends with this error."""
+    """Ends a stream with an error, for instance because the request could not be queued."""
 
     request_id: str
+    """Id of the request."""
     error: str
-    """The error's `kind` in `pagewire.shared.errors`."""
+    """`kind` of the error in `pagewire.shared.errors`."""
     message: str
-    """Message for the client."""
+    """Message of the error for the client."""

@@ -5,12 +5,10 @@ from enum import IntEnum
 from pagewire.shared.messages.codec import Wire, unpack
 
 NO_TOKEN = 0xFFFF_FFFF
-"""In `StepOutput.tokens` without `token_counts`: the row sampled no token, because its prompt is not complete or its
-logits are not finite."""
-
+"""Entry of `StepOutput.tokens` for a row that sampled no token, because its prompt is not complete or its logits are
+not finite; only where there are no `token_counts`."""
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; vLLM's value."""
-
+"""Stand-in for minus infinity, which JSON does not have; vLLM's value."""
 RING_STEPS = 4096
 """Step outputs that an executor keeps for readers that have missed some."""
 
@@ -32,12 +30,12 @@ _FINISHES = bytes(Finish)
 
 
 class StepOutput(Wire, frozen=True):
-    """Results of one step. For a plan that is applied without a step, an output without rows is sent."""
+    """Results of one step. A plan that is applied without a step is answered by an output without rows."""
 
     term: int
     """Term of the last applied plan."""
     step: int
-    """Consecutive within the term, from 0."""
+    """Number of the step, consecutive within the term, from 0."""
     plan: int
     """Number of the last plan applied before the step."""
     sequences: bytes
@@ -45,7 +43,7 @@ class StepOutput(Wire, frozen=True):
     starts: bytes
     """Packed first position that each row wrote."""
     counts: bytes
-    """Packed number of positions that each row wrote, those of tokens that the step itself has sampled not included."""
+    """Packed number of positions that each row wrote, without the tokens that the step itself has sampled."""
     tokens: bytes
     """Packed tokens that each row sampled for the positions from start + count on, row after row."""
     finishes: bytes
@@ -63,24 +61,20 @@ class StepOutput(Wire, frozen=True):
     the order of the positions of each sequence. Tokens of prompts are reported in outputs without rows, which come
     before the output with the first sampled token."""
     logprob_ranks: bytes = b""
-    """Packed rank of each of these tokens, from 1: the number of tokens that are at least as likely."""
+    """Packed rank of each token in `logprob_tokens`, from 1: the number of tokens that are at least as likely."""
     logprob_ids: bytes = b""
-    """Packed ids of the entries: of each token first its own, then the likeliest ones, the most likely first."""
+    """Packed ids of the entries: each token's own first, then the likeliest ones there, the most likely first."""
     logprob_values: bytes = b""
-    """Log-probabilities, or logits, of these ids as `--logprobs-mode` says, packed little-endian float32, and
-    `LOWEST_LOGPROB` for those of impossible tokens."""
+    """Log-probability, or logit as `--logprobs-mode` says, of each of `logprob_ids`, packed little-endian float32;
+    `LOWEST_LOGPROB` for an impossible token."""
     failed: bytes = b""
-    """Packed ids of the sequences that were in a step that raised. Such an output has no rows and is the last one of
+    """Packed ids of the sequences that were in a step that raised. The output has no rows then and is the last one of
     its term: the slots are empty, and nothing runs until a higher term begins."""
     token_counts: bytes = b""
     """Packed number of `tokens` of each row, which may be 0; empty: `tokens` has one entry per row."""
 
     def __post_init__(self) -> None:
-        """Checks that the columns fit together: the effects of a step are never left half done.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Raises ValueError if the columns do not fit together: a reader never applies half of a step."""
         rows = 4 * len(self.finishes)
         entries = 4 * sum(unpack(self.token_counts)) if self.token_counts else rows
         if not rows == len(self.sequences) == len(self.starts) == len(self.counts) or entries != len(self.tokens):
@@ -95,9 +89,9 @@ class StepOutput(Wire, frozen=True):
             raise ValueError("a step has candidates without log-probabilities")
 
     def split_tokens(self) -> tuple[list[int], dict[int, list[int]]]:
-        """Returns the first token of each row, or `NO_TOKEN`, and the further ones of the rows that have more.
+        """Returns the first token of each row, or `NO_TOKEN`, and by sequence the further tokens of rows with several.
 
-        Those are by sequence. A step whose rows have one token each, as nearly all have, costs no more than that.
+        Where each row has one token, as in nearly all steps, nothing but `tokens` is unpacked.
         """
         tokens = unpack(self.tokens)
         if not self.token_counts:

@@ -8,8 +8,8 @@ from pagewire.shared.messages.client import ChatMessage
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Request to `pagewire.v1.tokenize.<model>`: exactly one of `text` and `messages`. The other fields are those of
-    `GenerateRequest`."""
+    """Request to `pagewire.v1.tokenize.<model>`: exactly one of `text` and `messages`. The other fields mean what they
+    mean in `GenerateRequest`."""
 
     text: str | None = None
     messages: list[ChatMessage] | None = None

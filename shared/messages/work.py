@@ -1,4 +1,4 @@
-"""Tokenizer to work queue: a request, which is durable once it is queued."""
+"""Tokenizer to scheduler, through the work queue: a request, which is durable once it is queued."""
 
 from pagewire.shared.messages.codec import Wire
 from pagewire.shared.sampling_parameters import pack_record
@@ -13,7 +13,7 @@ class Sampling(Wire, frozen=True):
     max_tokens: int
     """Maximum number of generated tokens."""
     record: bytes = GREEDY
-    """The scalar parameters: a `shared.sampling_parameters` record, without the columns that depend on a sequence."""
+    """Scalar parameters as a `shared.sampling_parameters` record, without the columns that depend on a sequence."""
     stop_ids: bytes = b""
     """Packed ids that end a sequence: the model's EOS ids unless ignored, and the request's stop ids."""
     min_tokens: int = 0
@@ -29,16 +29,16 @@ class Sampling(Wire, frozen=True):
     bias_ids: bytes = b""
     """Packed ids whose logits get a bias, each once."""
     biases: bytes = b""
-    """Their biases, packed little-endian float32."""
+    """Bias of each of `bias_ids`, packed little-endian float32."""
     allowed_ids: bytes = b""
-    """Packed ids, each once, of the only tokens that may be sampled; empty: all."""
+    """Packed ids of the only tokens that may be sampled, each once; empty: all."""
     logprobs: int = -1
     """Number of the likeliest tokens whose log-probabilities are reported beside that of each sampled token; -1: no
     log-probabilities."""
     prompt_logprobs: int = -1
-    """The same for each token of the prompt but the first."""
+    """Number as in `logprobs`, for each token of the prompt but the first; -1: no log-probabilities."""
     bad_words: bytes = b""
-    """Texts that may not be generated, as packed ids: of each, the number of its ids and then these."""
+    """Texts that may not be generated, packed: the number of ids of each, followed by its ids."""
     grammar: str = ""
     """Grammar of the text, as `pagewire.shared.grammar_compiler` compiles it; empty: none."""
 
@@ -49,7 +49,7 @@ class WorkItem(Wire, frozen=True):
     request_id: str
     """Id of the request; the same id is never admitted twice."""
     detokenizer: str
-    """Instance that has the client's stream."""
+    """Instance id of the detokenizer that has the client's stream."""
     prompts: tuple[bytes, ...]
     """Packed token ids of each prompt."""
     n: int

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 import pagewire.shared.messages as messages
-from pagewire.services.detokenizer.step_feed import SequenceMap
+from pagewire.services.detokenizer.sequence_map import SequenceMap
 from pagewire.shared.messages import UNREADABLE, WIRE_VERSION, Decoder, Wire, encode, pack
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.step_reader import StepReader

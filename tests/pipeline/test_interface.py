@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from pagewire.bench.shapes import write_folder
-from pagewire.services.detokenizer import frame_sender
+from pagewire.services.detokenizer.frames import disconnect_monitor
 from pagewire.services.tokenizer.request_tasks import MAX_BYTES, RequestTasks
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -300,7 +300,7 @@ class TestOnASlowDevice:
         self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its connection ends without a cancellation; the broker then reports that its frames have no subscriber."""
-        monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 2)
+        monkeypatch.setattr(disconnect_monitor, "MAX_UNDELIVERED", 2)
         killed = await nats.connect(pipeline.url)
         inbox, received = killed.new_inbox(), asyncio.Event()
 

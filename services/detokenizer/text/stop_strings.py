@@ -14,7 +14,7 @@ class StopAutomaton:
     Attributes:
         depth: length of each state's suffix, in characters.
         beginnings: first characters of the stop strings.
-        matched: index of the first stop string, in the order given, that ends in each state; -1: none.
+        matched: index of the first stop string that ends in each state; -1: none.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -29,9 +29,9 @@ class StopAutomaton:
 
     def step(self, state: int, character: str) -> int:
         """Returns the state after one more character."""
-        while (found := self._next[state].get(character)) is None and state:
+        while (following := self._next[state].get(character)) is None and state:
             state = self._shorter[state]
-        return found or 0
+        return following or 0
 
     def open(self, state: int) -> int:
         """Returns the longest suffix of `state` that more characters can still turn into a stop string."""
@@ -66,15 +66,21 @@ class StopAutomaton:
 
 @lru_cache(maxsize=256)
 def automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    """Returns the automaton of these stop strings; clients tend to send the same ones again and again."""
+    """Returns the automaton of these stop strings. It is kept, as clients send the same ones again and again."""
     return StopAutomaton(stops)
 
 
 class StopStrings:
-    """Passes text on up to the first stop string, and holds back what may still become one.
+    """Passes text on up to the first stop string, and holds back a suffix that may still become one.
 
-    The stop string that is complete first ends the text; of several that end at the same character, the one that comes
-    first in the list. The cost of a character does not depend on the number and length of the stop strings.
+    The stop string that is complete first ends the text; among several that end at one character, the first in the
+    list. The cost of a character does not depend on the number and length of the stop strings.
+
+    >>> stops = StopStrings(("END",), include=False)
+    >>> stops.push("the E")
+    ('the ', None)
+    >>> stops.push("ND of it")
+    ('', 'END')
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_state", "_stops")

@@ -17,12 +17,19 @@ class TextDecoder:
     A run of SentencePiece byte tokens decodes as SentencePiece does it: whole characters stay, and each other byte is
     one U+FFFD. The `tokenizers` library turns the whole run into U+FFFD if one byte of it is bad, which cannot be known
     before the run has ended.
+
+    >>> from tokenizers import Tokenizer, decoders, models
+    >>> tokenizer = Tokenizer(models.BPE({"Ã": 0, "©": 1, "!": 2}, []))  # the bytes of é, as byte-level BPE spells them
+    >>> tokenizer.decoder = decoders.ByteLevel()
+    >>> decoder = TextDecoder(Vocabulary(tokenizer), [], skip_special=True)
+    >>> [decoder.push(token) for token in (0, 1, 2)]
+    ['', 'é', '!']
     """
 
     __slots__ = ("_begins", "_borrowed", "_errors", "_open", "_pieces", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], *, skip_special: bool) -> None:
-        """`prompt`: ids of the prompt, at least the last few of them."""
+        """`prompt`: ids of the prompt, or the last few of them; `skip_special`: whether special tokens have no text."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces(skip_special=skip_special)
         self._errors = vocabulary.errors
@@ -34,7 +41,7 @@ class TextDecoder:
         self._borrowed = len(self._replaced(self._open))
 
     def _settle(self, prompt: Sequence[int]) -> int:
-        """Returns the index behind the last token that is text by itself: earlier tokens do not matter."""
+        """Returns the index behind the last token that is whole characters: the tokens before it do not matter."""
         for index in range(len(prompt), 0, -1):
             piece = self._pieces[prompt[index - 1]]
             if piece and piece.__class__ is str:
@@ -57,7 +64,7 @@ class TextDecoder:
         return self._feed(self._open + piece, final=False)
 
     def flush(self) -> str:
-        """Returns the incomplete character as U+FFFD: the text ends here, or goes on with a new character."""
+        """Returns the incomplete character as U+FFFD, at the end of the text or where a new character begins."""
         return self._feed(self._open, final=True)
 
     def _feed(self, data: bytes, *, final: bool) -> str:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling
 
@@ -88,7 +88,7 @@ class Sequence:
     """Number of tokens from which on the blocks do not last for the steps ahead."""
     position_limit: int = 0
     """Positions after which the executor pauses the sequence, a beam, until all beams are there; 0: it runs on."""
-    reported: list[TokenLogprobs] = field(default_factory=list)
+    reported: list[ReportedLogprobs] = field(default_factory=list)
     """Log-probabilities that a beam search reports of each generated token; empty: none."""
     cumulative_logprob: float = 0.0
     """Sum of the log-probabilities of the tokens that a beam search has found."""

@@ -12,14 +12,15 @@ from pagewire.services.tokenizer.chat.content_format import content_format
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields in which clients send the reasoning of an assistant; templates read the first two."""
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE"
-"""Appended to the message to continue, to find its end in the rendered text. A space follows, as after the mark of
-`transformers`; it is missing in the text if the template strips messages."""
+"""Text that is appended to the message to continue, to find its end in the rendered text. A space follows, as after the
+mark of `transformers`; a template that strips messages removes it."""
 
 Message = dict[str, Any]
+"""A message as plain data, without fields that are None."""
 
 
 class Conversation(msgspec.Struct):
-    """The input of a template. Messages are plain data, without fields that are None."""
+    """The input of a template."""
 
     messages: list[Message]
     add_generation_prompt: bool = True
@@ -44,7 +45,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         syntax = environment.parse(source)
         self._format = content_format(syntax)
-        self._knows_developer = any(constant.value == "developer" for constant in syntax.find_all(nodes.Const))
+        self._has_developer = any(constant.value == "developer" for constant in syntax.find_all(nodes.Const))
         self._reads_content = "content" in source
         self._special = dict(special)
 
@@ -53,7 +54,7 @@ class ChatTemplate:
 
         Raises:
             TemplateError: the template rejects the conversation, or the final message cannot be continued.
-            Exception: any other error of a template that was not written for such messages.
+            Exception: any other error, from a template that was not written for such messages.
         """
         messages = [self._prepared(message) for message in conversation.messages]
         final = _mark_end(messages[-1]) if conversation.continue_final_message else None
@@ -71,7 +72,7 @@ class ChatTemplate:
     def _prepared(self, message: Message) -> Message:
         """Returns a message in the form that the template expects."""
         message = dict(message)
-        if message["role"] == "developer" and not self._knows_developer:
+        if message["role"] == "developer" and not self._has_developer:
             message["role"] = "system"
         content = message.get("content")
         if isinstance(content, list) and not self._format.takes_parts:

@@ -14,16 +14,17 @@ class _Kind(Enum):
 
 
 Variables = dict[str, set[_Kind]]
+"""Kinds of value that each variable of a template may hold, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentFormat:
-    """The forms of message content that a template accepts: vLLM's `openai` if it takes parts, else vLLM's `string`."""
+    """The forms of message content that a template accepts. vLLM calls it `openai` if it takes parts, else `string`."""
 
     takes_parts: bool
-    """Whether the template iterates over content and gets lists of parts. Otherwise the texts of parts are joined."""
+    """Whether the template iterates over content, so that it gets lists of parts. If not, texts of parts are joined."""
     takes_text: bool
-    """Whether the template accepts a text. Otherwise a text becomes a list with one part."""
+    """Whether the template accepts a text. If not, a text becomes a list with one part."""
 
 
 def content_format(template: nodes.Template) -> ContentFormat:

@@ -1,4 +1,4 @@
-"""Checks the chat fields of a request and returns its conversation. No I/O."""
+"""Checks the chat fields of a request, and makes a conversation of them. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
-"""Variables that `chat_template_kwargs` cannot set: the request has fields for them, or clients may not set them."""
+"""Variables that `chat_template_kwargs` cannot set: the request has fields for them, or clients cannot set them."""
 
 
 def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -> Conversation:

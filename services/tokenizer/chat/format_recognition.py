@@ -1,4 +1,4 @@
-"""The formats in which a model writes tool calls and reasoning, as settings say or as its chat templates show."""
+"""Recognizes the formats in which a model writes tool calls and reasoning, from settings or from its chat templates."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -20,53 +20,56 @@ SHOWN = {
     '"name": function name, "parameters":': "llama3_json",
     "[func_name1(": "pythonic",
 }
-"""Formats by what only a template of theirs has, as its source shows it."""
+"""Formats of tool calls by a part of the template's source that only the format has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """What is known of a model."""
+    """The formats of one model."""
 
     tool_calls: str = ""
-    """Format of its calls; empty: unknown."""
+    """Format of tool calls; empty: unknown."""
     reasoning: str = ""
-    """Format of its reasoning; empty: none."""
+    """Format of reasoning; empty: the model does not reason."""
     takes_tools: bool = False
-    """Whether its template shows tools to the model."""
+    """Whether the template shows tools to the model."""
     auto: bool = True
     """Whether the model may choose to call a tool."""
     special: frozenset[str] = frozenset()
-    """Tags of these formats that are special tokens, which a text has only if it is asked for them."""
+    """Tags of the formats that are special tokens, which texts usually leave out."""
     token_ids: Mapping[str, int] = field(default_factory=dict)
-    """Ids of the parts of these tags that are tokens of their own, special or not."""
+    """Ids of the tags, or parts of tags, that are tokens of their own, special or not."""
 
     @classmethod
     def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: Tokenizer) -> Self:
         """Returns the formats of a model."""
-        shown = _source(templates, tools=True)
-        named = settings.tool_call_parser
-        tool_calls = tool_format(shown) if named == "auto" else TOOL_PARSERS.get(named, "")
-        asked = settings.reasoning_parser
-        plain = _source(templates, tools=False)
-        reasoning = reasoning_format(plain) if asked == "auto" else REASONING_PARSERS.get(asked, "")
+        tool_parser, reasoning_parser = settings.tool_call_parser, settings.reasoning_parser
+        with_tools, plain = _source(templates, tools=True), _source(templates, tools=False)
+        tool_calls = tool_format(with_tools) if tool_parser == "auto" else TOOL_PARSERS.get(tool_parser, "")
+        from_template = reasoning_parser == "auto"
+        reasoning = reasoning_format(plain) if from_template else REASONING_PARSERS.get(reasoning_parser, "")
         tags, added = _tags(tool_calls, reasoning), tokenizer.get_added_tokens_decoder()
         special = {token.content for token in added.values() if token.special}
         return cls(
             tool_calls,
             reasoning,
-            takes_tools="tools" in shown or named not in {"auto", "none"},
+            takes_tools="tools" in with_tools or tool_parser not in {"auto", "none"},
             auto=settings.enable_auto_tool_choice,
             special=frozenset(special.intersection(tags)),
             token_ids={token.content: i for i, token in added.items() if any(token.content in tag for tag in tags)},
         )
 
     def hides(self, form: ChatFormat) -> bool:
-        """Returns whether tags of a format are missing in texts without special tokens."""
+        """Returns whether texts without special tokens lack tags of a format."""
         return not self.special.isdisjoint(_tags(form.tool_calls, form.reasoning))
 
 
 def tool_format(template: str) -> str:
-    """Returns the format of calls that a chat template shows; empty if it shows none that is known."""
+    """Returns the format of tool calls that a chat template shows; empty: none that is known.
+
+    >>> tool_format("<tool_call>{{ call.arguments }}</tool_call>")
+    'hermes'
+    """
     for part, name in SHOWN.items():
         if part in template:
             return name
@@ -74,7 +77,7 @@ def tool_format(template: str) -> str:
 
 
 def reasoning_format(template: str) -> str:
-    """Returns the format of reasoning whose tags a chat template has; empty if it has none of them."""
+    """Returns the format of reasoning whose tags a chat template has; empty: none."""
     return next((name for name, tags in REASONING.items() if all(tag in template for tag in tags)), "")
 
 

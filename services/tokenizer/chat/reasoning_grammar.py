@@ -1,4 +1,4 @@
-"""The grammar of what an answer may say before the text whose form a request asks for: reasoning, which is free."""
+"""The grammar of an answer that may reason before the text whose form the request asks for."""
 
 import json
 import re
@@ -12,13 +12,13 @@ SPACE = r"/[ \n\r\t]{0,16}/"
 
 
 def reasoning_grammar(reasoning: str, progress: Progress, token_ids: Mapping[str, int]) -> str:
-    """Returns llguidance's Lark of a text that has reasoning and then matches `@answer`; empty if it cannot have any.
+    """Returns llguidance's Lark of a text that has reasoning and then matches `@answer`; empty: no reasoning can come.
 
-    Reasoning ends with its closing tag, and has no other token that stands for a tag.
+    Reasoning is free until its closing tag, and has no other token that stands for a tag.
 
     Args:
         reasoning: format of the reasoning.
-        progress: how far it is in the prompt.
+        progress: how far the prompt takes the reasoning.
         token_ids: ids of tags, or of parts of them, that are tokens of their own: no other token has their text.
     """
     if progress is Progress.OVER:
@@ -39,7 +39,7 @@ def reasoning_grammar(reasoning: str, progress: Progress, token_ids: Mapping[str
 
 
 def _symbols(text: str, token_ids: Mapping[str, int]) -> str:
-    """Returns a text in Lark, with the tokens that are parts of it by their ids."""
+    """Returns a text in Lark, in which parts that are tokens of their own are written as ids."""
     if not token_ids:
         return json.dumps(text)
     parts = re.split(f"({'|'.join(map(re.escape, token_ids))})", text)

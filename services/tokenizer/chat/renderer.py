@@ -35,6 +35,7 @@ class _Waiting:
     job: Job
     answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     attempts: int = 0
+    """Number of workers that have begun to render it."""
 
 
 class ChatRenderer:
@@ -48,11 +49,11 @@ class ChatRenderer:
         self.pid: int | None = None
         self._templates = templates
         self._waiting: deque[_Waiting] = deque()
-        """The worker renders the first one."""
+        """Conversations in order; the worker renders the first one."""
         self._changed = asyncio.Event()
         """Set when a conversation is added or the worker has ended."""
         self._broken = ""
-        """Why the templates can never be used; empty: they can."""
+        """Reason why the templates can never be used; empty: they can."""
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

@@ -7,8 +7,9 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_tokenizer import ModelTokenizer
 
 DEFAULT = "default"
+"""Name of the only template of a model, or of the usual one of several."""
 TOOL_USE = "tool_use"
-"""Names of the templates of a model with several; `tool_use` is for requests with tools."""
+"""Name of the template for requests with tools, in models with several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class ChatTemplates:
     """Special tokens by name, such as `bos_token`."""
 
     def choose(self, *, tools: bool) -> str | None:
-        """Returns the name of the template for a request, chosen as in `transformers`; None if there is none."""
+        """Returns the name of the template for a request, chosen as in `transformers`; None: there is none."""
         if tools and TOOL_USE in self.named:
             return TOOL_USE
         return DEFAULT if DEFAULT in self.named else None

@@ -9,8 +9,8 @@ from pagewire.shared.messages.client import ToolChoice
 def tool_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, *, single: bool) -> dict[str, Any]:
     """Returns the JSON schema of the answer.
 
-    With a `choice`, the answer is the arguments of that tool. Otherwise it is an array of calls, each with a `name` and
-    `parameters`, of at least one call and, with `single`, of no more.
+    With a `choice`, the answer is the arguments of that tool. Otherwise it is an array of one or more calls, or of
+    exactly one with `single`. Each call has a `name` and `parameters`.
     """
     functions = [tool["function"] for tool in tools]
     if choice is not None:
@@ -41,7 +41,7 @@ def _call(name: str, index: int) -> dict[str, Any]:
 
 
 def _moved(schema: Any, index: int) -> Any:
-    """Returns a schema with references that are right where it becomes `#/$defs/<index>`."""
+    """Returns a schema with the references that it needs at its new place, `#/$defs/<index>`."""
     if isinstance(schema, list):
         return [_moved(each, index) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Checks the tools of a request, and says what its answers look like. No I/O."""
+"""Checks the tools of a request, and decides the format of its answers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -21,14 +21,14 @@ from pagewire.shared.messages.client import (
 )
 
 MAX_TOOLS = 128
-"""Tools of a request, as with OpenAI."""
+"""Maximum number of tools of a request, as with OpenAI."""
 
 
 def check_tools(request: GenerateRequest, formats: Formats) -> None:
-    """Checks the tools of a request, and whether they can be used as it says.
+    """Checks the tools of a request, and that the model can use them as `tool_choice` says.
 
     Raises:
-        InvalidRequest: the message names the field and says what to do.
+        InvalidRequest: a field is invalid; the message names it and says what to do.
     """
     tools, choice = request.tools or [], request.tool_choice
     if not tools:
@@ -54,10 +54,10 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
 
 
 def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
-    """Returns the names of the tools, which are checked as far as the prompt of a request depends on them.
+    """Returns the names of the tools. They are checked only as far as the prompt of a request depends on them.
 
     Raises:
-        InvalidRequest: the message names the field and says what to do.
+        InvalidRequest: a field is invalid; the message names it and says what to do.
     """
     tools = request.tools or []
     if tools and request.messages is None:
@@ -72,21 +72,22 @@ def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
 
 
 def with_forced_call(request: GenerateRequest) -> SamplingParams:
-    """Returns the sampling of a request, checked by `check_tools`, with a grammar if the answer must call tools."""
-    named = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
-    if not request.tools or (named is None and request.tool_choice != "required"):
+    """Returns the sampling parameters of a request, with a grammar if the answer must call tools. `check_tools` has
+    checked the request."""
+    choice = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
+    if not request.tools or (choice is None and request.tool_choice != "required"):
         return request.sampling
-    schema = tool_grammar(request.tools, named, single=not request.parallel_tool_calls)
+    schema = tool_grammar(request.tools, choice, single=not request.parallel_tool_calls)
     return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
 
 
-def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> ChatFormat | None:
-    """Returns how the answers to a conversation become messages; None if their texts are all that they are.
+def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress") -> ChatFormat | None:
+    """Returns the format of the answers to a conversation; None: they are texts without tool calls and reasoning.
 
     Args:
         request: a request with messages, checked by `check_tools`.
-        formats: those of the model.
-        prompt: the text that the chat template has made of the request.
+        formats: the model's formats.
+        progress: how far the prompt takes the reasoning.
     """
     calls = tool = ""
     if request.tools and request.tool_choice != "none":
@@ -103,7 +104,7 @@ def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> Chat
     return ChatFormat(
         calls,
         formats.reasoning,
-        opened=progress_of(request, formats, prompt) is Progress.BEGUN,
+        opened=progress is Progress.BEGUN,
         single=not request.parallel_tool_calls,
         tool=tool,
         texts={name: arguments for name, arguments in texts.items() if arguments} if calls in TYPED else {},
@@ -114,11 +115,11 @@ class Progress(Enum):
     """How far a prompt takes the reasoning of its answer."""
 
     AHEAD = auto()
-    """The answer may begin with it."""
+    """The answer may begin with reasoning."""
     BEGUN = auto()
-    """The prompt ends within it: right behind the opening tag, or in a message to continue."""
+    """The prompt ends within reasoning: right behind the opening tag, or in a message to continue."""
     OVER = auto()
-    """It is done, or the model does not reason."""
+    """The reasoning is done, or the model does not reason."""
 
 
 def progress_of(request: GenerateRequest, formats: Formats, prompt: str) -> Progress:
@@ -127,8 +128,8 @@ def progress_of(request: GenerateRequest, formats: Formats, prompt: str) -> Prog
         return Progress.OVER
     begin, end = REASONING[formats.reasoning]
     if request.continue_final_message:
-        said = _last_text(request.messages or ())
-        return Progress.BEGUN if said.rfind(begin) > said.rfind(end) else Progress.OVER
+        text = _last_text(request.messages or ())
+        return Progress.BEGUN if text.rfind(begin) > text.rfind(end) else Progress.OVER
     if prompt.rstrip().endswith(begin):
         return Progress.BEGUN
     return Progress.OVER if prompt.rstrip().endswith(end) else Progress.AHEAD
@@ -150,7 +151,7 @@ def _is_text(schema: Any) -> bool:
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
-    """Returns the name of a function. Raises InvalidRequest if the tool is none."""
+    """Returns the name of a tool. Raises InvalidRequest if the tool is no function."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise InvalidRequest('tools must be functions: {"type": "function", "function": {"name": ...}}', field="tools")

@@ -27,16 +27,15 @@ MAX_TEXT = 32 * 1024 * 1024
 """Maximum size of an answer in bytes; the ids of a longer text would not fit into a message of the broker."""
 TOO_MUCH_MEMORY = 70
 """Exit code if the template exceeded the memory limit."""
-
 MAX_REASON = 500
 """Maximum characters of a refusal."""
-
 LENGTH_BYTES = 4
+"""Bytes of the length before each message."""
 T = TypeVar("T")
 
 
 class Load(msgspec.Struct):
-    """The first message: the templates to compile."""
+    """The first message to a worker: the templates to compile."""
 
     templates: dict[str, str]
     """Sources by name."""
@@ -45,7 +44,7 @@ class Load(msgspec.Struct):
 
 
 class Job(msgspec.Struct):
-    """Every later message: a conversation, and the name of its template."""
+    """Every later message to a worker: a conversation, and the name of its template."""
 
     template: str
     conversation: Conversation
@@ -56,7 +55,7 @@ class Answer(msgspec.Struct):
 
     text: str = ""
     refusal: str = ""
-    """Why there is no text; empty: `text` is valid."""
+    """Reason why there is no text; empty: `text` is valid."""
 
 
 def frame(message: msgspec.Struct) -> bytes:

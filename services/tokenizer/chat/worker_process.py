@@ -13,7 +13,7 @@ import msgspec
 from pagewire.services.tokenizer.chat.worker import LENGTH_BYTES, TOO_MUCH_MEMORY, Answer, frame
 
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
-"""Environment variables that a worker gets: the others may contain passwords."""
+"""Environment variables that a worker gets; the others may contain passwords."""
 
 _COMMAND = (sys.executable, "-P", "-m", "pagewire.services.tokenizer.chat.worker")
 _answers = msgspec.msgpack.Decoder(Answer)

@@ -1,8 +1,8 @@
-"""Which requests are refused because they would wait too long, and when a refused client should come back.
+"""Refuses requests that would wait too long, and says when a refused client should come back.
 
-A request waits for what is ahead of it: the requests of its own class and of the more urgent ones that have not
-started. They start at a rate that the schedulers measure. Requests of a more urgent class that come later go ahead of
-it too, but only those of the next `AGEING` seconds, because the schedulers let a waiting request overtake younger ones.
+A request waits for the requests ahead of it: the unstarted ones of its own class and of more urgent classes. They start
+at a rate that the schedulers measure. More urgent requests that come within `AGEING` seconds go ahead of it too; after
+that the schedulers let it overtake younger ones.
 """
 
 import math
@@ -21,17 +21,19 @@ from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.process.peers import SILENCE, Peers
 
 MARGIN = 0.8
-"""Share of the permitted time that the expected wait may take: the rest is for errors of the estimate."""
+"""Share of the permitted time that the expected wait may take; the rest is for errors of the estimate."""
 AGEING = 10.0
 """Seconds after which requests of a more urgent class no longer overtake a waiting one."""
 MAX_AGE = 1.0
-"""Seconds since the last report in which requests are assumed to have started at the reported rate."""
+"""Seconds after a report for which requests are assumed to start at the reported rate."""
 MAX_UNCOUNTED = 100_000
-"""Requests of a class that are kept in mind while no scheduler reports: as many as the store takes."""
+"""Requests of a class that are remembered while no scheduler reports: as many as the store takes."""
 UNKNOWN_RETRY_MS = 1000
-"""When to come back while no rate is known."""
+"""Time after which a refused client should come back while no rate is known."""
 MIN_RETRY_MS = 100
+"""Shortest time after which a refused client should come back."""
 MAX_RETRY_MS = 3600 * 1000
+"""Longest time after which a refused client should come back."""
 
 _CLASSES = range(len(subjects.CLASSES))
 _backlog = Decoder(Backlog)
@@ -39,7 +41,7 @@ _backlog = Decoder(Backlog)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What waits for all replicas of a model. Sequences have one entry per class, as `subjects.CLASSES` orders them."""
+    """The queue of all replicas of a model. Sequences have one entry per class, as `subjects.CLASSES` orders them."""
 
     waiting: Sequence[float] = (0.0,) * len(_CLASSES)
     """Requests that have not started."""
@@ -50,15 +52,18 @@ class Load:
     free: float = math.inf
     """Requests that could start at once."""
     last: int = 0
-    """Number in the store of the last request that is counted."""
+    """Number in the store of the last request in `waiting`."""
     delay: float = 0.0
-    """Seconds by which requests start later than at `rate`, because those that run have begun only lately."""
+    """Seconds by which requests start later than at `rate`, because the running ones have begun only lately."""
 
 
 def expected_wait(load: Load, rank: int, others: float = 0.0) -> float | None:
-    """Returns the seconds until a new request of the class with index `rank` starts; None: nobody knows.
+    """Returns the seconds until a new request of the class with index `rank` starts; None: unknown.
 
-    `others` is a number of requests that are ahead too.
+    `others` is the number of requests ahead that `load` does not count.
+
+    >>> expected_wait(Load(waiting=(0, 9, 0), rate=5.0, free=0), rank=1)
+    2.0
     """
     ahead = sum(load.waiting[: rank + 1]) + others + 1 - load.free
     if ahead <= 0:
@@ -74,8 +79,8 @@ def expected_wait(load: Load, rank: int, others: float = 0.0) -> float | None:
 def combine(reports: Sequence[Backlog], counted: Backlog, before: float) -> Load:
     """Returns the load that the reports of all schedulers describe.
 
-    `counted` is the report with what is stored, `before` the rate that was known before. A replica that does not know
-    its rate, because it has just begun, is taken for one like the others.
+    `counted` is the report that has the lengths of the queues, `before` the last known rate. A replica that does not
+    know its rate, because it has just begun, is taken for one like the others.
     """
     started = [sum(report.started[rank] for report in reports) for rank in _CLASSES]
     rates = [report.rate for report in reports if report.rate]
@@ -114,20 +119,20 @@ class Admission:
         self._reported_at = 0.0
         self._tokenizers = 1
         self._uncounted: list[deque[int]] = [deque(maxlen=MAX_UNCOUNTED) for _ in _CLASSES]
-        """Numbers in the store of the requests from here that no report has counted yet, by class."""
+        """Numbers in the store of the requests from this tokenizer that no report has counted yet, by class."""
 
     async def listen(self) -> None:
         """Subscribes to the reports of the schedulers."""
         await self._bus.subscribe(f"{subjects.BACKLOG}.{self._model}.*", self._on_report)
 
     def on_stored(self, priority: int, number: int) -> None:
-        """Counts a request as waiting until a report does."""
+        """Counts a stored request as waiting until a report does. `number` is its number in the store."""
         if number > self._load.last:
             self._uncounted[subjects.class_of(priority)].append(number)
 
     @property
     def may_refuse(self) -> bool:
-        """Whether there is a queue, so that a request may have to be refused. Cheaper than `refusal`."""
+        """Whether there is a queue, so that a request may have to be refused. This is cheaper than `refusal`."""
         wait = self._wait(_CLASSES[-1])
         return wait is not None and wait > 0
 
@@ -148,12 +153,12 @@ class Admission:
 
     @property
     def gauges(self) -> Mapping[str, float]:
-        """Figures for the heartbeat."""
+        """Requests refused so far, requests that wait, and seconds that the next one would wait."""
         wait = self._wait(subjects.class_of(0))
         return {"refused": self.refused, "queued": sum(self._load.waiting), "expected_wait": wait or 0.0}
 
     def metrics(self) -> Iterator[Sample]:
-        """Yields the same figures as metrics."""
+        """Yields the metrics of refusals and waits."""
         yield table.ADMISSION_REFUSALS.sample(self.refused)
         yield table.EXPECTED_WAIT.sample(self.gauges["expected_wait"])
 
@@ -161,8 +166,8 @@ class Admission:
         load = self._load
         # Clients' requests are spread evenly, so the other tokenizers have sent as much since the last report.
         sent = sum([len(self._uncounted[i]) for i in range(rank + 1)]) + self._in_progress()
-        begun = load.rate * min(MAX_AGE, time.monotonic() - self._reported_at)
-        return expected_wait(load, rank, sent * self._tokenizers - begun)
+        started = load.rate * min(MAX_AGE, time.monotonic() - self._reported_at)
+        return expected_wait(load, rank, sent * self._tokenizers - started)
 
     def _on_report(self, message: Message) -> None:
         report = _backlog.try_decode(message.data)
@@ -178,9 +183,9 @@ class Admission:
         self._reported_at = now
         self._tokenizers = max(1, len(self._peers.alive("tokenizer")))
         for numbers in self._uncounted:
-            kept = [number for number in numbers if number > report.last and not restarted]
+            uncounted = [number for number in numbers if number > report.last and not restarted]
             numbers.clear()
-            numbers.extend(kept)
+            numbers.extend(uncounted)
 
 
 def _retry_ms(wait: float) -> int:

@@ -1,7 +1,8 @@
-"""Dispatches a request: first a detokenizer opens the client's stream, then the work queue stores the work.
+"""The third stage of a request: a detokenizer opens the client's stream, then the work queue stores the work.
 
-In this order the client always gets an answer: once the queue has acknowledged the work, the request is not lost, and
-the detokenizer that sends the frames is already there.
+The stream comes first, because only its detokenizer knows whether the request is new: a repeated request joins its
+stream, another body under the same id is a conflict, and a full detokenizer opens nothing. Work that was stored before
+the answer could not be taken back. Once the queue has acknowledged the work, the request cannot be lost.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import msgspec
 
 from pagewire.services.tokenizer.dispatch.admission import Admission
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.request_messages import RequestMessages
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
@@ -31,7 +33,7 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
-from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, StoredWork
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.rendezvous import rank
@@ -39,9 +41,9 @@ from pagewire.shared.rendezvous import rank
 ANSWER_TIMEOUT = 2.0
 """Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
 STOOD_STILL = 0.25
-"""Seconds by which a timer is late if the process was frozen."""
+"""Seconds by which a timer is late if this process was frozen."""
 BROKER_ANSWERS_WITHIN = 0.25
-"""Seconds in which a broker that works answers a ping, also on a busy machine."""
+"""Seconds within which a working broker answers a ping, also on a busy machine."""
 ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
@@ -49,38 +51,39 @@ ABORT_INTERVAL = 0.5
 OPEN_TIMEOUT = 15.0
 """Seconds in which a live detokenizer must open a stream. It cannot while the records have no leader."""
 RECONNECT_TIMEOUT = 5.0
-"""Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
+"""Seconds for which opening is tried again after the connection was lost, as when the broker restarts."""
 RECONNECT_INTERVAL = 0.05
-"""Seconds between two looks for a new connection, or for a detokenizer."""
+"""Seconds between two attempts to find a connection, or a detokenizer."""
 ABSENCE = 1.0
 """Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
 ELECTION_INTERVAL = 0.5
 """Seconds between two attempts to open a stream while the records have no leader."""
 SUCCESSOR_TIMEOUT = 8.0
-"""Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
+"""Seconds that a request waits for a detokenizer: a restarted one is ready after 2, on a busy machine later."""
 RETRY_AFTER_MS = 1000
+"""Time after which a client should send a request again that could not be dispatched."""
 STORED_KEPT = 16_384
-"""Ids of stored requests that are kept. Clients that wait for a result send their requests again."""
+"""Ids of stored requests that are remembered, as clients that wait for a result send their requests again."""
 
 _opened = Decoder(Opened)
 
 
 class Outcome(Enum):
-    """What became of a dispatched request. Whatever it is, the detokenizer sends the client everything from here on."""
+    """Outcome of a request that reached a detokenizer, which sends the client everything from then on."""
 
     STORED = "stored"
     """The work queue has the request."""
     ATTACHED = "attached"
-    """The same request runs or has ended already."""
+    """The client has joined the stream of the request, which was sent before."""
     ABORTED = "aborted"
-    """The request is not served: the detokenizer tells the client why."""
+    """The request is not served, and the detokenizer tells the client why."""
 
 
 class Dispatcher:
     """Dispatches the requests for one model.
 
     Attributes:
-        stopping: whether the server takes no new requests. A client may still send one again that has been accepted.
+        stopping: whether the server takes no new requests. Requests that it has accepted may still be sent again.
     """
 
     def __init__(
@@ -95,21 +98,20 @@ class Dispatcher:
         self._admission = admission
         self._model = model
         self._stored: dict[str, None] = {}
-        """Ids of the requests that were stored last."""
+        """Ids of the requests that were stored last, in that order."""
 
-    async def dispatch(
-        self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
-    ) -> Outcome:
+    async def dispatch(self, messages: RequestMessages, refusal: Overloaded | None = None) -> Outcome:
         """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
 
-        With `refusal`, only the stream of a known request is attached to; for a new one, `refusal` is raised.
+        With `refusal`, a known request joins its stream, and a new one is refused with that error.
 
         Raises:
             DuplicateRequest: the request id is taken by another body.
             Overloaded: the request is not admitted, or the detokenizer has too many streams.
             PayloadTooLarge: a message does not fit.
-            Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
+            Unavailable: no detokenizer answers. As with every error, the client has heard nothing yet.
         """
+        opening, work, headers = messages.opening, messages.work, messages.headers
         joins = self.stopping or refusal is not None
         item = encode(opening)
         encoded = encode(msgspec.structs.replace(opening, joins=True)) if joins else item
@@ -120,15 +122,15 @@ class Dispatcher:
             try:
                 state = await self._open(instance, encoded, headers)
             except NoResponders:
-                missing.add(instance)  # it has no stream of the client
+                missing.add(instance)  # the request has not reached it
                 continue
             except MessageTooLarge as error:
                 raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
             except BusError:
-                # The detokenizer may have opened the stream all the same: if it is alive, it tells the client.
+                # The detokenizer may have opened the stream all the same: if it is alive, it ends the stream.
                 lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
-                if self._peers.gone(instance) or not await self._try_abort(instance, work.request_id, lost):
-                    excluded.add(instance)  # it sends nothing any more: another one can open the stream
+                if self._peers.gone(instance) or not await self._abort(instance, work.request_id, lost):
+                    excluded.add(instance)  # it sends nothing any more, so another one can open the stream
                     continue
                 return Outcome.ABORTED
             match state:
@@ -160,10 +162,10 @@ class Dispatcher:
     ) -> str:
         """Returns the ready detokenizer that ranks first and is not excluded; empty if none comes in time.
 
-        If none is ready, one that drains is chosen while it awaits its successor.
-        With `joins`, no other one is waited for once one has said that it does not know the request.
-        Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
-        yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may have a successor soon.
+        Waits for one, as this tokenizer may be new, or the only detokenizer may have a successor soon; not with `joins`
+        once a detokenizer has answered that it does not know the request. If none is ready, a draining one that awaits
+        its successor is chosen. The ones that are `missing` on the bus come last: after a restart of the broker they
+        may not have subscribed again yet.
         """
         while True:
             alive = self._peers.alive("detokenizer")
@@ -178,19 +180,19 @@ class Dispatcher:
             await asyncio.sleep(RECONNECT_INTERVAL)
 
     async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
-        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in six cases.
+        """Opens the stream. Opening twice does no harm, so a live detokenizer is asked again in six cases:
 
         - It is absent from the broker: it may be moving to another server.
-        - The connection is lost. The detokenizer may have the stream, and may not have subscribed again yet.
-        - It does not answer, although its heartbeats arrive: a server that was lost may have lost a message, too.
+        - The connection is lost: the detokenizer may have the stream, and may not have subscribed again yet.
+        - It does not answer, although its heartbeats arrive: a lost server may have lost a message, too.
         - It does not answer, and neither does the broker.
-        - This process was frozen for longer than an answer may take, so that it has not read the answer.
+        - This process was frozen for longer than an answer may take, and has not read the answer.
         - It cannot read the records of ended requests, because they have no leader.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
         lost, began = False, time.monotonic()
         while True:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
             except (ConnectionLost, NoResponders) as error:
@@ -201,10 +203,10 @@ class Dispatcher:
                 await asyncio.sleep(RECONNECT_INTERVAL)
             except RequestTimeout:
                 lost = True
-                if (now := time.monotonic()) - asked > ANSWER_TIMEOUT + STOOD_STILL:
+                if (now := time.monotonic()) - asked_at > ANSWER_TIMEOUT + STOOD_STILL:
                     began = now
                     continue
-                alive = self._has_spoken(instance, asked) or await self._broker_was_silent()
+                alive = self._has_spoken(instance, asked_at) or await self._broker_was_silent()
                 if not alive or time.monotonic() - began >= OPEN_TIMEOUT:
                     raise
             else:
@@ -215,33 +217,31 @@ class Dispatcher:
                 await asyncio.sleep(ELECTION_INTERVAL)
 
     async def _broker_was_silent(self) -> bool:
-        """Returns whether it was the broker that did not answer, as one that is frozen; returns when it does again."""
-        asked = time.monotonic()
+        """Returns whether the broker itself has not answered, as a frozen one; waits until it answers again."""
+        asked_at = time.monotonic()
         try:
             await self._bus.flush(timeout=ANSWER_TIMEOUT)
         except BusError:
             return True
-        return time.monotonic() - asked > BROKER_ANSWERS_WITHIN
+        return time.monotonic() - asked_at > BROKER_ANSWERS_WITHIN
 
     def _has_spoken(self, instance: str, since: float) -> bool:
-        """Returns whether a heartbeat of a detokenizer has arrived since a time, so that it is not frozen."""
+        """Returns whether a heartbeat of a detokenizer has arrived after the time `since`, so that it is not frozen."""
         beat, age = self._peers.last(instance)
         return beat is not None and time.monotonic() - age > since
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
-        if self._monitor.refusal:
-            return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
-        queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
+        """Stores the work of a stream that is open; if that is not possible, has the stream aborted."""
         try:
+            if self._monitor.refusal:
+                raise StorageRefused(self._model, self._monitor.refusal)
+            queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
             number = await self._bus.store.put_work(queue, encode(work), headers=headers)
-        except MessageTooLarge:
-            too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
-            return await self._abort(work.detokenizer, work.request_id, too_large)
-        except StorageRefused as refusal:
-            return await self._abort(work.detokenizer, work.request_id, _refused(refusal.reason))
-        except BusError:
-            unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
-            return await self._abort(work.detokenizer, work.request_id, unstored)
+        except BusError as error:
+            unstored = _unstored(error)
+            if await self._abort(work.detokenizer, work.request_id, unstored):
+                return Outcome.ABORTED
+            raise unstored from None
         self._admission.on_stored(work.priority, number)
         self._bus.publish(f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id)))
         self._stored[work.request_id] = None
@@ -249,16 +249,10 @@ class Dispatcher:
             del self._stored[next(iter(self._stored))]
         return Outcome.STORED
 
-    async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
-        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
-        if await self._try_abort(instance, request_id, error):
-            return Outcome.ABORTED
-        raise error from None
+    async def _abort(self, instance: str, request_id: str, error: RequestError) -> bool:
+        """Has the detokenizer end the stream with `error`; returns whether the detokenizer has answered.
 
-    async def _try_abort(self, instance: str, request_id: str, error: RequestError) -> bool:
-        """Has the detokenizer end the stream with `error`; returns whether it has answered.
-
-        The abort is repeated: without it, the client of a stream without work would wait until its deadline.
+        The abort is repeated: the client of a stream without work would wait until its deadline.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.abort"
         abort = encode(AbortStream(request_id, error.kind, error.message))
@@ -277,5 +271,13 @@ class Dispatcher:
             return False
 
 
-def _refused(reason: str) -> Unavailable:
-    return Unavailable(f"the work queue takes nothing now ({reason}): send the request again later", RETRY_AFTER_MS)
+def _unstored(error: BusError) -> RequestError:
+    """Returns the error of a request whose work could not be stored."""
+    match error:
+        case MessageTooLarge():
+            return PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
+        case StorageRefused():
+            reason = f"the work queue takes nothing now ({error.reason}): send the request again later"
+            return Unavailable(reason, RETRY_AFTER_MS)
+        case _:
+            return Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)

@@ -29,19 +29,25 @@ class Replica:
     """One scheduler and its executor, as far as a tokenizer knows."""
 
     instance: str
+    """Instance id of the scheduler."""
     slots: int
-    """Sequences that it runs at once."""
+    """Sequences that the replica runs at once."""
     load: int
-    """Sequences that it runs, and that wait for it."""
+    """Sequences that run there or wait for it."""
     cached: AbstractSet[int]
-    """Hashes of prefixes that it has computed lately."""
+    """Hashes of prefixes that the replica has computed lately."""
 
 
 def route(request_id: str, hashes: Sequence[int], replicas: Sequence[Replica]) -> str:
     """Returns the target of a request whose prompt has these `pagewire.shared.prefix_hashes`.
 
-    `ANY` with fewer than two replicas, and when every replica runs as much as it can and none has the prefix: then the
+    The target is `ANY` with fewer than two replicas, and when every replica is full and none has the prefix: then the
     first replica with a free slot takes the request. Tokenizers and the simulation call this function.
+
+    >>> route("r1", [11, 12], [Replica("a", 4, 0, {11, 12}), Replica("b", 4, 0, {11})])
+    'a'
+    >>> route("r1", [11, 12], [Replica("a", 4, 3, {11, 12}), Replica("b", 4, 0, {11})])
+    'b'
     """
     if len(replicas) < 2:
         return subjects.ANY
@@ -57,7 +63,11 @@ def route(request_id: str, hashes: Sequence[int], replicas: Sequence[Replica]) -
 
 
 def matched(hashes: Sequence[int], cached: AbstractSet[int]) -> int:
-    """Returns how many spans of the prompt are cached, counted from its beginning."""
+    """Returns how many spans of the prompt are cached, counted from its beginning.
+
+    >>> matched([11, 12, 13], {11, 12})
+    2
+    """
     return next((length for length in range(len(hashes), 0, -1) if hashes[length - 1] in cached), 0)
 
 
@@ -77,7 +87,7 @@ class ReplicaRouter:
         self._cached: dict[str, tuple[int, frozenset[int]]] = {}
         """Slots and prefix hashes of each replica."""
         self._sent: dict[str, tuple[Heartbeat, int]] = {}
-        """The last heartbeat of each replica, and how many sequences were sent there since."""
+        """Last heartbeat of each replica, and the number of sequences that were sent there since."""
 
     async def listen(self) -> None:
         """Subscribes to the heartbeats and the cached prefixes of schedulers."""
@@ -103,7 +113,7 @@ class ReplicaRouter:
             self._sent.pop(instance, None)
             self._cached.pop(instance, None)
         self._alive = set(alive)
-        found = []
+        replicas = []
         for instance, beat in alive.items():
             if beat.ready and instance in self._cached:
                 slots, cached = self._cached[instance]
@@ -111,8 +121,8 @@ class ReplicaRouter:
                 sent = sent if last is beat else 0
                 self._sent[instance] = beat, sent
                 load = beat.load.get("running", 0) + beat.load.get("waiting", 0)
-                found.append(Replica(instance, slots, int(load) + sent, cached))
-        return found
+                replicas.append(Replica(instance, slots, int(load) + sent, cached))
+        return replicas
 
     def _on_prefixes(self, message: Message) -> None:
         prefixes = _prefixes.try_decode(message.data)

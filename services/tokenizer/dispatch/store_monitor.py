@@ -1,4 +1,4 @@
-"""Whether the store takes new work, tried once a second."""
+"""Checks once a second whether the store takes new work."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,17 +15,16 @@ _log = structlog.get_logger()
 
 
 class StoreMonitor:
-    """Checks the store.
+    """Keeps the result of the last check, so that a request need not wait for a store that does not answer.
 
-    JetStream refuses work beyond its limits at once, but when its disk is full, it does not answer at all. With the
-    result of the last check, requests need not wait for that.
+    JetStream refuses work beyond its limits at once, but when its disk is full, it does not answer at all.
 
     Attributes:
         refusal: why the store takes no work; empty: it takes work.
     """
 
     def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when `refusal` has become empty, or is no longer empty."""
+        """`on_change` is called when the store begins or ceases to refuse."""
         self.refusal = ""
         self._store = store
         self._on_change = on_change

@@ -14,7 +14,7 @@ from pagewire.shared.messages.open import Encoding
 from pagewire.shared.sampling_parameters import PARAMETERS
 
 FIELDS = tuple(parameter.name for parameter in PARAMETERS)
-"""Fields that vLLM uses under the same name."""
+"""Fields of generation_config that `SamplingParams` has under the same name, as in vLLM."""
 MAX_NEW_TOKENS = "max_new_tokens"
 """The name of `max_tokens` in generation_config."""
 
@@ -22,7 +22,7 @@ _NEUTRAL = SamplingParams()
 _log = structlog.get_logger()
 
 
-class _Given(msgspec.Struct):
+class _SamplingFields(msgspec.Struct):
     """The sampling fields that a request has; only their names are used."""
 
     sampling: dict[str, msgspec.Raw] = {}
@@ -30,24 +30,24 @@ class _Given(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The defaults of one model. They override those of `SamplingParams`, and a request overrides both."""
+    """The defaults of one model. They override the defaults of `SamplingParams`, and a request overrides both."""
 
     fields: dict[str, Any] = field(default_factory=dict)
-    """Values by field name of `SamplingParams`."""
+    """Default of each field, by its name in `SamplingParams`."""
     max_new_tokens: int | None = None
-    """Maximum tokens to generate if a request has no `max_tokens`."""
+    """Maximum tokens to generate for a request without `max_tokens`; None: as many as the context leaves."""
 
     def complete(self, params: SamplingParams, data: bytes, encoding: Encoding) -> SamplingParams:
         """Returns `params`, the sampling parameters of the request in `data`, with these defaults for missing fields.
 
-        A beam search is not changed. If a field has the neutral value, the request is decoded again to see whether it
-        names that value.
+        A beam search is not changed. If a field has its neutral value, the request is decoded again to see whether it
+        spells that value out.
         """
         neutral = [name for name in self.fields if getattr(params, name) == getattr(_NEUTRAL, name)]
         if not neutral or params.beam_width is not None:
             return params
-        given = decode_request(data, _Given, encoding).sampling
-        return msgspec.structs.replace(params, **{name: self.fields[name] for name in neutral if name not in given})
+        present = decode_request(data, _SamplingFields, encoding).sampling
+        return msgspec.structs.replace(params, **{name: self.fields[name] for name in neutral if name not in present})
 
 
 def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDefaults:

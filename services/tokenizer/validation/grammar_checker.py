@@ -1,8 +1,9 @@
-"""The form of a text that a request asks for, as one grammar, checked before the request is dispatched."""
+"""Turns `structured_outputs` into one grammar, and refuses what cannot be compiled before the request is dispatched."""
 
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # only in the stubs
 
 FIELD = "structured_outputs"
+"""The field of a request, for its error messages."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""The fields of which a request has one."""
+"""Fields of `structured_outputs`, of which a request has exactly one."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Whitespace between the tokens of JSON: bounded, because models may write nothing else for ever."""
+"""Whitespace between the tokens of JSON: bounded, because a model may write nothing else for ever."""
 MAX_CHOICES = 1024
-"""Maximum texts to choose from."""
+"""Maximum number of texts to choose from."""
 THREADS = 2
-"""Grammars that are compiled at a time."""
+"""Number of grammars that are compiled at a time."""
 
 
 class _Structure(msgspec.Struct):
@@ -41,7 +43,7 @@ class _StructuralTag(msgspec.Struct):
 
 
 class _Grammars(msgspec.Struct):
-    """llguidance's own form: the text matches the first one."""
+    """Grammars in llguidance's own form. The text matches the first one, which may refer to the others by name."""
 
     grammars: list[dict[str, Any]]
 
@@ -54,9 +56,7 @@ class GrammarChecker:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
 
     async def grammar(self, params: StructuredOutputsParams | None, prefix: str = "") -> str:
-        """Returns the grammar that a request asks for, which can be compiled; empty: none.
-
-        `prefix`: see `grammar_of`.
+        """Returns the grammar of a request, which can be compiled; empty: it has none. `prefix` is as in `grammar_of`.
 
         Raises:
             InvalidRequest: there is not exactly one, or it cannot be compiled; the message says why.
@@ -66,28 +66,22 @@ class GrammarChecker:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, params, prefix)
 
     def close(self) -> None:
-        """Ends the threads; what waits for them is dropped."""
+        """Ends the threads. Grammars that wait for them are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _checked(self, params: StructuredOutputsParams, prefix: str) -> str:
+        """Returns the grammar of the request, or else one of `stricter` schemas, which can be compiled."""
         kind = kind_of(params)
         grammar = grammar_of(params, prefix=prefix)
         try:
             self._compiler.compile(grammar)
         except GrammarError as error:
-            substitute = self._substitute(params, prefix) if kind in {"json", "structural_tag"} else ""
-            if not substitute:
-                raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}", field=FIELD) from error
-            return substitute
-        return grammar
-
-    def _substitute(self, params: StructuredOutputsParams, prefix: str) -> str:
-        """Returns a grammar of stricter schemas than those of a request; empty: they cannot be compiled either."""
-        try:
-            grammar = grammar_of(params, strict=True, prefix=prefix)
-            self._compiler.compile(grammar)
-        except (GrammarError, InvalidRequest):
-            return ""
+            if kind in {"json", "structural_tag"}:
+                with suppress(GrammarError, InvalidRequest):
+                    grammar = grammar_of(params, strict=True, prefix=prefix)
+                    self._compiler.compile(grammar)
+                    return grammar
+            raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}", field=FIELD) from error
         return grammar
 
 
@@ -97,22 +91,22 @@ def kind_of(params: StructuredOutputsParams) -> str:
     Raises:
         InvalidRequest: it has none, or several.
     """
-    given = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
-    if len(given) != 1:
-        raise invalid_field(FIELD, f"must have exactly one of {', '.join(KINDS)}, not {', '.join(given) or 'none'}")
-    return given[0]
+    kinds = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
+    if len(kinds) != 1:
+        raise invalid_field(FIELD, f"must have exactly one of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}")
+    return kinds[0]
 
 
 def grammar_of(params: StructuredOutputsParams, *, strict: bool = False, prefix: str = "") -> str:
     """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it.
 
     Args:
-        params: what the request asks for.
-        strict: see `stricter`.
-        prefix: Lark of the whole text, in which `@answer` stands for that grammar; empty: the text is no more than it.
+        params: the field of the request.
+        strict: whether JSON schemas are made `stricter`.
+        prefix: Lark of the whole text, in which `@answer` stands for the returned grammar; empty: there is no more.
 
     Raises:
-        InvalidRequest: not exactly one form is given, or it is too long or malformed; the message names the field.
+        InvalidRequest: it has not exactly one kind, or that is too long or malformed; the message names the field.
     """
     kind = kind_of(params)
     check_free_form(FIELD, getattr(params, kind), f".{kind}")
@@ -138,13 +132,14 @@ def _grammar(params: StructuredOutputsParams, strict: bool) -> str:
     if params.choice is not None:
         return LLMatcher.grammar_from_lark(_choice(params.choice))
     if params.grammar is not None:
-        given = params.grammar
-        return given if given.lstrip().startswith("{") else LLMatcher.grammar_from_lark(_lark(given))
+        grammar = params.grammar
+        return grammar if grammar.lstrip().startswith("{") else LLMatcher.grammar_from_lark(_lark(grammar))
     assert params.structural_tag is not None
     return _structural_tag(params.structural_tag, params, strict)
 
 
 def _lark(grammar: str) -> str:
+    """Returns a grammar in Lark or GBNF as Lark."""
     try:
         return any_to_lark(grammar)
     except Exception as error:  # the library raises nothing narrower for malformed GBNF
@@ -152,8 +147,9 @@ def _lark(grammar: str) -> str:
 
 
 def _behind(prefix: str, grammar: str) -> str:
-    given = msgspec.json.decode(grammar, type=_Grammars).grammars if grammar.lstrip().startswith("{") else ()
-    first, *others = given or [{"lark_grammar": grammar}]
+    """Returns `prefix` with the grammar as its `@answer`."""
+    grammars = msgspec.json.decode(grammar, type=_Grammars).grammars if grammar.lstrip().startswith("{") else ()
+    first, *others = grammars or [{"lark_grammar": grammar}]
     return msgspec.json.encode(_Grammars([{"lark_grammar": prefix}, first | {"name": "answer"}, *others])).decode()
 
 
@@ -171,8 +167,8 @@ def _options(params: StructuredOutputsParams) -> "JsonCompileOptions":
     return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}
 
 
-def _schema(given: str | JsonSchema, params: StructuredOutputsParams, strict: bool) -> JsonSchema:
-    schema = _decoded(given)
+def _schema(value: str | JsonSchema, params: StructuredOutputsParams, strict: bool) -> JsonSchema:
+    schema = _decoded(value)
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is an object")  # noqa: TRY004 a value of a request
     if params.disable_additional_properties:
@@ -181,16 +177,17 @@ def _schema(given: str | JsonSchema, params: StructuredOutputsParams, strict: bo
     return rewritten
 
 
-def _decoded(given: object) -> object:
-    if not isinstance(given, str):
-        return given
-    value = msgspec.json.decode(given)
-    check_free_form(FIELD, value)
-    return value
+def _decoded(value: object) -> object:
+    """Returns a value that may be written as JSON."""
+    if not isinstance(value, str):
+        return value
+    decoded = msgspec.json.decode(value)
+    check_free_form(FIELD, decoded)
+    return decoded
 
 
-def _structural_tag(given: str | dict[str, Any], params: StructuredOutputsParams, strict: bool) -> str:
-    tag = msgspec.convert(_decoded(given), _StructuralTag)
+def _structural_tag(value: str | dict[str, Any], params: StructuredOutputsParams, strict: bool) -> str:
+    tag = msgspec.convert(_decoded(value), _StructuralTag)
     tags = []
     for structure in tag.structures:
         trigger = next((text for text in tag.triggers if text and structure.begin.startswith(text)), None)

@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas. Pure."""
+"""Rewrites JSON schemas into ones that llguidance compiles. Pure."""
 
 import json
 from collections.abc import Iterable
@@ -9,15 +9,19 @@ JsonSchema = dict[str, Any] | bool
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 )
-"""The formats that llguidance knows. JSON Schema lets a validator ignore any other."""
+"""Formats that llguidance knows. JSON Schema lets a validator ignore any other."""
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-"""Keywords whose values have schemas by name."""
+"""Keywords whose values are maps from names to schemas."""
 _DATA = frozenset({"const", "default", "enum", "example", "examples", "required"})
 """Keywords whose values are no schemas."""
 
 
 def closed(schema: Any) -> Any:
-    """Returns a schema in which objects have no properties beside those that it names, unless it says otherwise."""
+    """Returns a schema in which objects have only the properties that it names, unless it says otherwise.
+
+    >>> closed({"properties": {"a": {}}})
+    {'properties': {'a': {}}, 'additionalProperties': False}
+    """
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -29,11 +33,11 @@ def closed(schema: Any) -> Any:
 
 
 def stricter(schema: Any) -> Any:
-    """Returns a schema without some of what llguidance lacks. Every value that it allows, the given schema allows, too.
+    """Returns a schema with fewer of the keywords that llguidance lacks. Each of its values fulfils `schema` too.
 
-    Formats that nobody knows are dropped. What one property demands if it is there is always demanded. The first
-    properties are required where a number of them is. Each alternative of a `oneOf` excludes the others, by a property
-    that they require and that it forbids, if llguidance could not tell them apart.
+    Unknown formats are dropped. Properties that depend on another one are required even without it. Where a number of
+    properties is required, the first ones are. Each alternative of a `oneOf` that llguidance could not tell from
+    another one forbids a property that the other requires.
     """
     if isinstance(schema, list):
         return [stricter(part) for part in schema]
@@ -49,7 +53,7 @@ def stricter(schema: Any) -> Any:
 
 
 def _map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
-    """Returns a schema with its parts rewritten. A part under a keyword that is none may be referred to as a schema."""
+    """Returns a schema with its parts rewritten, also under unknown keywords, as references may lead there."""
     parts: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _MAPS and isinstance(value, dict):
@@ -61,11 +65,11 @@ def _map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
 
 def _demand_dependencies(schema: dict[str, Any]) -> None:
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
-        given = schema.get(keyword)
-        if not isinstance(given, dict) or not all(isinstance(demand, dict | list | bool) for demand in given.values()):
+        demands = schema.get(keyword)
+        if not isinstance(demands, dict) or not all(isinstance(each, dict | list | bool) for each in demands.values()):
             continue
         del schema[keyword]
-        for name, demand in given.items():
+        for name, demand in demands.items():
             if not isinstance(demand, list):
                 schema["allOf"] = [*schema.get("allOf", []), demand]
             elif schema.get("additionalProperties") is not False or schema.get("properties", {}).keys() >= set(demand):
@@ -101,7 +105,7 @@ def _separate(schema: dict[str, Any]) -> None:
 
 
 def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[str, Any] | None:
-    """Returns a schema of values that are none of `others`; None if none is found. `required` are by the parent."""
+    """Returns a schema of values that fulfil none of `others`, or None. The parent schema requires `required`."""
     if not isinstance(schema, dict):
         return None
     forbidden: dict[str, bool] = {}
@@ -132,7 +136,7 @@ def _disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Returns whether the enumerated values of two schemas have none in common."""
+    """Returns whether two schemas enumerate values and have none in common."""
     mine, theirs = _values(one), _values(other)
     return mine is not None and theirs is not None and not mine & theirs
 

@@ -1,4 +1,4 @@
-"""Which requests are refused, and what the others ask to continue. Pure, like `sampling_checks`."""
+"""Checks the fields of a request and, later, the lengths of its prompts. Pure, like `sampling_checks`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarg
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
-"""A day."""
+"""Longest deadline of a request: a day."""
 PRIORITIES = range(-(2**31), 2**31)
-"""32 bits."""
+"""Priorities that a request may have: integers of 32 bits."""
 MAX_USER = 256
-"""Characters."""
+"""Maximum characters of the user of a request."""
 MAX_SALT = 256
-"""Characters."""
+"""Maximum characters of the cache salt of a request."""
 MAX_PROMPTS = 256
-"""Prompts in one request."""
+"""Maximum prompts of a request."""
 MAX_SEQUENCES = 256
-"""Completions of all prompts of a request together, or their beams."""
+"""Maximum completions, or beams, of all prompts of a request together."""
 HEADROOM = 16 * 1024
-"""Bytes left in every message for headers and for the fields that do not grow with the tokens."""
+"""Bytes left in every message for headers and for fields that do not grow with the tokens."""
 SLOT_BYTES = 5
 """Bytes per token in a plan: the id, and its share of a block table."""
 LOGPROB_BYTES = 100
@@ -35,7 +35,7 @@ RESULT_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
-    """Prompts as text."""
+    """Prompts as texts."""
 
     texts: Sequence[str]
 
@@ -54,29 +54,31 @@ class ChatPrompt:
     conversation: Conversation
 
 
+Prompts = TextPrompts | TokenPrompts | ChatPrompt
+"""Prompts of a request in one of three forms."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """The limits of the model and of the bus."""
 
     max_model_len: int
-    """Tokens of a prompt and one of its completions together."""
+    """Maximum tokens of a prompt and one of its completions together."""
     vocab_size: int
-    """Token ids are below this."""
+    """Number of token ids, which begin at 0."""
     max_payload: int
-    """Bytes of a message."""
+    """Maximum bytes of a message."""
     max_new_tokens: int | None = None
-    """Tokens to generate where a request names no number; None: as many as the context leaves."""
+    """Tokens to generate for a request that names no number; None: as many as the context leaves."""
     longest_token: int = 1024
-    """Characters of the longest token."""
+    """Number of characters of the longest token."""
 
 
-def validate(
-    request: GenerateRequest, vocab_size: int, max_logprobs: int = 20
-) -> TextPrompts | TokenPrompts | ChatPrompt:
-    """Checks every field, and returns what the request asks to continue. `max_logprobs` is the deployment's.
+def validate(request: GenerateRequest, vocab_size: int, max_logprobs: int = 20) -> Prompts:
+    """Checks every field, and returns the prompts. `max_logprobs` is the deployment's.
 
     Raises:
-        InvalidRequest: names the field and its range.
+        InvalidRequest: a field is invalid; the message names it and its range.
     """
     if request.request_id is not None and not subjects.is_token(request.request_id):
         raise invalid_field("request_id", "must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
@@ -97,11 +99,11 @@ def validate(
     return prompts_of(request)
 
 
-def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPrompt:
-    """Returns what a request asks to continue.
+def prompts_of(request: GenerateRequest) -> Prompts:
+    """Returns the prompts of a request.
 
     Raises:
-        InvalidRequest: not exactly one of `prompt` and `messages`, nothing in it, several kinds mixed, or too many.
+        InvalidRequest: it has not exactly one of `prompt` and `messages`, or that is empty, mixed or too long.
     """
     prompt, messages = request.prompt, request.messages
     if messages is not None and prompt is None:
@@ -131,27 +133,13 @@ def check_texts(texts: Sequence[str], limits: RequestLimits) -> None:
         )
 
 
-def check_lengths(prompt_lengths: Sequence[int], limits: RequestLimits) -> None:
-    """Checks that every prompt leaves room in the context.
-
-    Raises:
-        ContextLength: a prompt fills the context.
-    """
-    longest = max(prompt_lengths)
-    if longest >= limits.max_model_len:
-        raise ContextLength(
-            f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
-            "generate: shorten the prompt"
-        )
-
-
 def truncate(
     prompts: Sequence[Sequence[int]], tokens: int | None, params: SamplingParams, limits: RequestLimits
 ) -> Sequence[Sequence[int]]:
-    """Returns the last `tokens` tokens of each prompt: see `GenerateRequest.truncate_prompt_tokens`.
+    """Returns the last `tokens` ids of each prompt: None keeps all, -1 as many as leave room for `max_tokens`.
 
     Raises:
-        InvalidRequest: the context does not hold as many.
+        InvalidRequest: the context does not hold `tokens`.
     """
     if tokens is None:
         return prompts
@@ -160,15 +148,33 @@ def truncate(
             "truncate_prompt_tokens",
             f"is {tokens}, more than the context of {limits.max_model_len} tokens: set it lower",
         )
-    kept = max(1, limits.max_model_len - (params.max_tokens or 1)) if tokens == -1 else tokens
-    return [prompt[-kept:] for prompt in prompts]
+    length = max(1, limits.max_model_len - (params.max_tokens or 1)) if tokens == -1 else tokens
+    return [prompt[-length:] for prompt in prompts]
+
+
+def check_tokens(prompts: Sequence[Sequence[int]], limits: RequestLimits) -> list[int]:
+    """Returns the lengths of all prompts, whose token ids the model has and which leave room in the context.
+
+    Raises:
+        ContextLength: a prompt fills the context.
+        InvalidRequest: a prompt has no token, or one that the model does not have.
+    """
+    lengths = list(map(len, prompts))
+    longest = max(lengths)
+    if longest >= limits.max_model_len:
+        raise ContextLength(
+            f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
+            "generate: shorten the prompt"
+        )
+    check_ids(prompts, limits.vocab_size)
+    return lengths
 
 
 def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Checks that every prompt has tokens, and that the model has these tokens.
 
     Raises:
-        InvalidRequest: names the prompt.
+        InvalidRequest: a prompt has none, or an unknown one; the message says which.
     """
     for index, ids in enumerate(prompts):
         if not ids:
@@ -182,11 +188,11 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
 def tokens_to_generate(
     prompt_lengths: Sequence[int], params: SamplingParams, limits: RequestLimits, *, return_token_ids: bool = False
 ) -> int:
-    """Returns `max_tokens` of the request, by default the model's own number, and at most what the context leaves.
+    """Returns the resolved `max_tokens` of a request whose prompts `check_tokens` has checked.
 
     Raises:
-        InvalidRequest: too many completions, or `min_tokens` beyond the context.
-        ContextLength: a prompt fills the context, or `max_tokens` does not fit behind it.
+        InvalidRequest: there are too many completions, or `min_tokens` exceeds the context.
+        ContextLength: `max_tokens` does not fit behind a prompt.
         PayloadTooLarge: the work or the result could not fit into a message.
     """
     sequences = len(prompt_lengths) * sampling_checks.num_sequences(params)
@@ -195,7 +201,6 @@ def tokens_to_generate(
         raise InvalidRequest(
             f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
         )
-    check_lengths(prompt_lengths, limits)
     longest = max(prompt_lengths)
     room = limits.max_model_len - longest
     default = min(room, limits.max_new_tokens or room)
@@ -209,8 +214,8 @@ def tokens_to_generate(
         raise invalid_field(
             "min_tokens", f"{params.min_tokens} exceeds the {max_tokens} tokens that the context leaves"
         )
-    ids = RESULT_BYTES * sum(prompt_lengths) if return_token_ids else 0
-    _check_payload(prompt_lengths, sequences, max_tokens, params, limits, ids)
+    id_bytes = RESULT_BYTES * sum(prompt_lengths) if return_token_ids else 0
+    _check_payload(prompt_lengths, sequences, max_tokens, params, limits, id_bytes)
     return max_tokens
 
 
@@ -220,9 +225,9 @@ def _check_payload(
     max_tokens: int,
     params: SamplingParams,
     limits: RequestLimits,
-    returned: int,
+    id_bytes: int,
 ) -> None:
-    """`returned`: bytes of the prompts' ids in the result."""
+    """Checks that the work, the plan and the result fit into messages. The result has `id_bytes` of prompts' ids."""
     max_payload = limits.max_payload
     room = max_payload - HEADROOM
     work = 4 * sum(prompt_lengths)
@@ -232,22 +237,22 @@ def _check_payload(
             f"the request needs messages of {max(work, slot) + HEADROOM} bytes, the broker takes {max_payload}: "
             "send fewer or shorter prompts"
         )
-    prompts = returned
-    of_prompt = sampling_checks.num_logprobs(params.prompt_logprobs, limits.vocab_size)
-    if of_prompt is not None:
-        prompts += sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (of_prompt + 1))
+    prompts = id_bytes
+    per_prompt_token = sampling_checks.num_logprobs(params.prompt_logprobs, limits.vocab_size)
+    if per_prompt_token is not None:
+        prompts += sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (per_prompt_token + 1))
         if prompts > room:
             raise PayloadTooLarge(
                 f"prompt_logprobs could need a message of {prompts + HEADROOM} bytes, the broker takes {max_payload}: "
                 "send fewer or shorter prompts, or ask for fewer log-probabilities"
             )
-    of_token = sampling_checks.num_logprobs(params.logprobs, limits.vocab_size)
-    per_token = RESULT_BYTES + (0 if of_token is None else LOGPROB_BYTES * (of_token + 1))
-    result = per_token * sequences * max_tokens + prompts
+    logprobs = sampling_checks.num_logprobs(params.logprobs, limits.vocab_size)
+    token_bytes = RESULT_BYTES + (0 if logprobs is None else LOGPROB_BYTES * (logprobs + 1))
+    result = token_bytes * sequences * max_tokens + prompts
     if result > room:
         raise PayloadTooLarge(
             f"the result could need a message of {result + HEADROOM} bytes, the broker takes {max_payload}: "
-            f"set max_tokens to at most {max((room - prompts) // (per_token * sequences), 0)}, "
+            f"set max_tokens to at most {max((room - prompts) // (token_bytes * sequences), 0)}, "
             "or ask for fewer completions"
         )
 

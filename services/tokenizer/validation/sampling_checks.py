@@ -1,6 +1,6 @@
-"""Sampling parameters: checks those of a request and resolves them for the device.
+"""Checks the sampling parameters of a request, and resolves them for the device.
 
-Ranges and special values are vLLM's. Those of the scalar parameters are in `pagewire.shared.sampling_parameters`.
+Ranges and special values are vLLM's. For scalar parameters they are in `pagewire.shared.sampling_parameters`.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
 MAX_BIASES = 1024
 """Maximum tokens with a bias."""
 MAX_BIAS = 100.0
-"""Biases are clamped to this and its negative, as OpenAI does."""
+"""Bound to which biases of either sign are clamped, as OpenAI does."""
 MAX_ALLOWED_TOKENS = 1024
 """Maximum allowed tokens of a request."""
 MAX_BAD_WORDS = 128
 """Maximum bad words of a request, each of which counts once with a leading space and once without."""
 MAX_BAD_WORD_TOKENS = 1024
-"""Maximum tokens of all of them together."""
+"""Maximum tokens of all bad words together."""
 NOT_IN_GRAMMAR = ("allowed_token_ids", "bad_words")
 """Fields that `structured_outputs` refuses: together they could allow no token at all."""
 
@@ -76,8 +76,8 @@ def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> No
     _check_length(params)
     _check_stops(params, vocab_size)
     _check_edits(params, vocab_size)
-    for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        _check_logprobs(name, num_logprobs(asked, vocab_size), vocab_size if max_logprobs < 0 else max_logprobs)
+    for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        _check_logprobs(name, num_logprobs(value, vocab_size), vocab_size if max_logprobs < 0 else max_logprobs)
 
 
 def num_sequences(params: SamplingParams) -> int:
@@ -85,54 +85,58 @@ def num_sequences(params: SamplingParams) -> int:
     return max(params.n, params.best_of or 0)
 
 
-def num_logprobs(asked: int | None, vocab_size: int) -> int | None:
-    """Returns the number of tokens whose log-probabilities are reported, given the field: -1 stands for all."""
-    return vocab_size if asked == -1 else asked
+def num_logprobs(value: int | None, vocab_size: int) -> int | None:
+    """Returns the number of log-probabilities per token that a field `value` stands for: -1 stands for all."""
+    return vocab_size if value == -1 else value
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
-    """Returns the stop strings, each once, in the order given."""
+    """Returns the stop strings, each once, in the order of the request."""
     stops = [params.stop] if isinstance(params.stop, str) else params.stop
     return tuple(dict.fromkeys(stops))
 
 
 def stop_tokens(params: SamplingParams) -> tuple[int, ...]:
-    """Returns the stop tokens that the client named, each once, in the order given."""
+    """Returns the stop tokens that the request names, each once, in the order of the request."""
     return tuple(dict.fromkeys(params.stop_token_ids))
 
 
 def bad_word_texts(params: SamplingParams) -> list[str]:
-    """Returns the texts whose ids `bad_word_ids` takes: every bad word without and with a leading space."""
+    """Returns every bad word without and with a leading space, for `bad_word_ids`."""
     words = dict.fromkeys(params.bad_words or ())
     return [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
 
 
 def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the lists of ids that may not be generated, given the ids of each of the `bad_word_texts`.
+    """Returns the lists of ids that may not be generated; `encoded` has the ids of each of the `bad_word_texts`.
 
-    As in vLLM, the form with a space counts only if it begins with another id and has as many.
+    As in vLLM, the form with a space counts only if it begins with another id and has as many ids.
+
+    >>> bad_word_ids([[5], [9], [5, 6], [7]])
+    ((5,), (9,), (5, 6))
 
     Raises:
         InvalidRequest: there are too many.
     """
-    found: dict[tuple[int, ...], None] = {}
+    words: dict[tuple[int, ...], None] = {}
     for plain, spaced in zip(encoded[::2], encoded[1::2], strict=True):
-        found[tuple(plain)] = None
+        words[tuple(plain)] = None
         if spaced[:1] != plain[:1] and len(spaced) == len(plain):
-            found[tuple(spaced)] = None
-    found.pop((), None)
-    count = sum(map(len, found))
+            words[tuple(spaced)] = None
+    words.pop((), None)
+    count = sum(map(len, words))
     _require(
-        len(found) <= MAX_BAD_WORDS and count <= MAX_BAD_WORD_TOKENS,
+        len(words) <= MAX_BAD_WORDS and count <= MAX_BAD_WORD_TOKENS,
         "bad_words",
-        f"are {len(found)} lists of {count} tokens together, at most {MAX_BAD_WORDS} and "
+        f"are {len(words)} lists of {count} tokens together, at most {MAX_BAD_WORDS} and "
         f"{MAX_BAD_WORD_TOKENS} are allowed",
     )
-    return tuple(found)
+    return tuple(words)
 
 
 def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> int:
-    """Returns 64 bits: the request's seed, else one derived from the deployment's and the body, else a random one."""
+    """Returns a seed of 64 bits: the request's, else one that follows from the deployment's and the body's digest, else
+    a random one."""
     if params.seed is not None and params.seed != -1:
         return params.seed % 2**64
     if deployment_seed:
@@ -150,9 +154,9 @@ def resolve(
     bad_words: Sequence[Sequence[int]] = (),
     grammar: str = "",
 ) -> Sampling:
-    """Returns the resolved parameters for the device. `bad_words` is the result of `bad_word_ids`.
+    """Returns the parameters for the device. `bad_words` is the result of `bad_word_ids`.
 
-    With a grammar, EOS ends the text even with `ignore_eos`: the grammar allows it only where the text may end.
+    With a grammar, EOS ends the text even with `ignore_eos`: the grammar allows EOS only where the text may end.
 
     Raises:
         InvalidRequest: a beam search has too many stop tokens, or no token is allowed at the beginning.
@@ -170,15 +174,15 @@ def resolve(
         beam_width=beams,
         length_penalty=params.length_penalty,
         candidates=max(beams + len(stop_ids), num_logprobs(params.logprobs, vocab_size) or 0) if beams else 0,
-        logprobs=_reported(0 if num_sequences(params) > params.n else None, params.logprobs, vocab_size),
-        prompt_logprobs=_reported(None, params.prompt_logprobs, vocab_size),
+        logprobs=_reported(params.logprobs, vocab_size, default=0 if num_sequences(params) > params.n else -1),
+        prompt_logprobs=_reported(params.prompt_logprobs, vocab_size),
         grammar=grammar,
         **(_edits(params, bad_words, stop_ids) if _has_edits(params) else {}),
     )
 
 
 def _has_edits(params: SamplingParams) -> bool:
-    """Returns whether a request changes single logits, as few do."""
+    """Returns whether a request changes single logits. Few do."""
     return params.logit_bias is not None or params.allowed_token_ids is not None or params.bad_words is not None
 
 
@@ -215,15 +219,14 @@ def _record(params: SamplingParams, vocab_size: int, *, greedy: bool) -> bytes:
 
 
 def _columns(params: SamplingParams, vocab_size: int) -> dict[str, float]:
-    """Returns the value of each column that is a client's field."""
+    """Returns the value of each column of the record that is a field of the request."""
     return {parameter.name: parameter.resolve(getattr(params, parameter.name), vocab_size) for parameter in PARAMETERS}
 
 
-def _reported(least: int | None, asked: int | None, vocab_size: int) -> int:
-    """Returns the number of log-probabilities as `Sampling` has it, `least` if the request asks for none."""
-    number = num_logprobs(asked, vocab_size)
-    number = least if number is None else number
-    return -1 if number is None else number
+def _reported(value: int | None, vocab_size: int, *, default: int = -1) -> int:
+    """Returns the number of log-probabilities as `Sampling` has it: `default` if the request asks for none."""
+    number = num_logprobs(value, vocab_size)
+    return default if number is None else number
 
 
 def _check_best_of(params: SamplingParams) -> None:
@@ -256,7 +259,7 @@ def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:
 
 
 def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
-    """Checks that every step has enough candidates that do not end the text."""
+    """Checks that every step of a beam search has enough candidates that do not end the text."""
     _require(
         stops <= MAX_BEAM_STOPS,
         "stop_token_ids",

@@ -126,13 +126,13 @@ class Reader:
 class Rig:
     broker: MemoryBroker
     bus: MemoryBus
-    """Of the other services."""
+    """Bus of the other services."""
     client: MemoryBus
     service: Detokenizer
     heartbeater: Heartbeater
     detokenizer: str = "d1"
     aborted: list[tuple[list[int], AbortReason]] = field(default_factory=list)
-    """What the scheduler was asked to abort."""
+    """Sequences that the scheduler was asked to abort, with the reason of each message."""
     ring: dict[int, bytes] = field(default_factory=dict)
     """Steps that the executor can send again."""
     ended_items: list[str] = field(default_factory=list)
@@ -261,14 +261,14 @@ class Rig:
         self.ended_items.append(ack)
 
     def _on_abort(self, message: Message) -> None:
-        wanted = Decoder(AbortSequences).decode(message.data)
-        self.aborted.append((unpack(wanted.sequences), AbortReason(wanted.reason)))
+        abort = Decoder(AbortSequences).decode(message.data)
+        self.aborted.append((unpack(abort.sequences), AbortReason(abort.reason)))
         self.bus.publish(message.reply, encode(AbortedSequences(1)))
 
     def _on_replay(self, message: Message) -> None:
-        wanted = Decoder(Replay).decode(message.data)
-        self.replays.append(wanted)
-        for step in range(wanted.first, wanted.last + 1):
+        replay = Decoder(Replay).decode(message.data)
+        self.replays.append(replay)
+        for step in range(replay.first, replay.last + 1):
             if step in self.ring:
                 self.bus.publish(message.reply, self.ring[step])
         self.bus.publish(message.reply, b"")

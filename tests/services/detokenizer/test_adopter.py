@@ -215,7 +215,7 @@ class TestQueuedRequests:
             await store(world.broker, folder, opening(reader), "dead")
             await until(lambda: reader.messages)
 
-    async def test_nobody_takes_the_streams_of_a_live_one(self, folder: Path) -> None:
+    async def test_the_streams_of_a_live_one_stay_there(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             reader = await two.open()
@@ -244,7 +244,7 @@ class TestQueuedRequests:
 
 
 class TestTwoOwners:
-    """Of two that have a stream, one drops it without a word."""
+    """Two detokenizers have one stream, and one of them drops it without a word."""
 
     async def test_the_older_attachment_yields(self, folder: Path) -> None:
         broker = MemoryBroker()
@@ -338,7 +338,7 @@ class TestDrain:
                 await draining
                 assert not one.load[AWAITS_SUCCESSOR]
 
-    async def test_what_nobody_takes_is_finished_here(self, folder: Path) -> None:
+    async def test_streams_that_are_not_adopted_are_finished_here(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()

@@ -43,7 +43,7 @@ async def test_a_record_is_stored_at_once() -> None:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-async def test_what_the_store_does_not_take_is_stored_when_it_has_room_again(silent: bool) -> None:
+async def test_a_record_that_the_store_refuses_is_stored_when_it_has_room_again(silent: bool) -> None:
     async with writing() as (writer, store):
         store.refusal, store.silent = (None, True) if silent else (FULL, False)
         await writer.write("r1", b"one")

@@ -207,7 +207,7 @@ async def test_a_stopping_service_ends_nothing_that_another_one_goes_on_with(fol
 
 
 async def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.services.detokenizer.registry.MAX_OPEN", 2)
+    monkeypatch.setattr("pagewire.services.detokenizer.state.registry.MAX_OPEN", 2)
 
     async with rig(folder) as world:
         for name in ("r1", "r2"):

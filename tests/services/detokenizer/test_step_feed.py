@@ -36,7 +36,7 @@ class TestLostSteps:
             await reader.end()
             assert len(reader.deltas) == 3
 
-    async def test_what_nobody_has_any_more_is_asked_of_the_scheduler(self, folder: Path) -> None:
+    async def test_steps_that_are_lost_are_asked_of_the_scheduler(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             other = await world.open(request_id="r2")

@@ -89,7 +89,7 @@ class TestFramesThatComeAgain:
 
 
 class TestDuplicates:
-    """The same request id, from the same or another client."""
+    """A request id that arrives again, from the same or another client."""
 
     async def test_another_body_is_a_conflict(self, folder: Path) -> None:
         async with rig(folder) as world:
@@ -399,9 +399,9 @@ class TestLogprobs:
 
     async def test_they_come_with_their_tokens_and_again_from_the_record(self, folder: Path) -> None:
         broker = MemoryBroker()
-        asked: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
+        fields: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
         async with rig(folder, broker=broker) as world:
-            first = await world.open(**asked)
+            first = await world.open(**fields)
             await world.attach()
             prompt = [(100, position, 9) for position in range(1, PROMPT)]
             world.publish(step_output(0, reported(*prompt)))
@@ -417,15 +417,18 @@ class TestLogprobs:
             assert (best.logprob, best.rank, second.logprob, second.rank) == (-0.5, 1, -0.75, 1)
             assert final.prompt_token_ids == [[9] * PROMPT]
             assert final.prompt_logprobs is not None
-            assert [found and list(found) for found in final.prompt_logprobs[0]] == [None, *[[9, 10]] * (PROMPT - 1)]
+            assert [logprobs and list(logprobs) for logprobs in final.prompt_logprobs[0]] == [
+                None,
+                *[[9, 10]] * (PROMPT - 1),
+            ]
         async with rig(folder, broker=broker) as world:
             again = await world.reader()
-            assert await world.open_for(again, **asked) == OpenState.ATTACHED
+            assert await world.open_for(again, **fields) == OpenState.ATTACHED
             await again.end()
             assert again.bodies == first.bodies
             whole = await world.reader()
-            assert await world.open_for(whole, stream=False, **asked) == OpenState.ATTACHED
-            assert [list(found) for found in (await whole.result()).choices[0].logprobs or ()] == [
+            assert await world.open_for(whole, stream=False, **fields) == OpenState.ATTACHED
+            assert [list(logprobs) for logprobs in (await whole.result()).choices[0].logprobs or ()] == [
                 [t, t + 1] for t in HELLO
             ]
 

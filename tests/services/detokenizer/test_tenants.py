@@ -1,4 +1,4 @@
-"""Who may cancel and resume a stream: clients of its own tenant that know its secret, or its id for a cancel."""
+"""Only clients of its own tenant cancel and resume a stream, if they know its secret, or its id for a cancel."""
 
 from pathlib import Path
 

@@ -1,9 +1,10 @@
-"""A tokenizer service on the in-memory bus, a detokenizer that answers as it is told, and a client."""
+"""A tokenizer service on the in-memory bus, a detokenizer with scripted answers, and a client."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import msgspec
 
@@ -16,6 +17,7 @@ from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.process import peers
 from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.settings.config import Settings
 from tests.support.waiting import PATIENCE
@@ -74,7 +76,7 @@ class FakeDetokenizer:
 
 @dataclass
 class Setup:
-    """What a test needs at hand."""
+    """The tokenizer under test and its surroundings."""
 
     broker: MemoryBroker
     tokenizer: Tokenizer
@@ -106,7 +108,7 @@ class Setup:
         return _work.decode(item.data), item
 
     async def stored(self) -> int:
-        """How many items wait in the queue."""
+        """Number of items that wait in the queue."""
         return len(await self.client.store.pull_work(QUEUE, 100, expires=0.01))
 
     async def until_idle(self) -> None:
@@ -124,7 +126,7 @@ async def serving(
     broker: MemoryBroker | None = None,
     follows: Drain = Drain.ALONE,
 ) -> AsyncIterator[Setup]:
-    """Runs the service until the block ends."""
+    """Runs the service until the block ends. The only heartbeat of the detokenizer counts for all that time."""
     broker = broker or MemoryBroker(max_payload=max_payload)
     announced: list[bool] = []
     ready = asyncio.Event()
@@ -144,7 +146,8 @@ async def serving(
         task.result()
     detokenizer = await FakeDetokenizer(MemoryBus(broker)).start()
     try:
-        yield Setup(broker, tokenizer, detokenizer, MemoryBus(broker, inbox_prefix="_INBOX"), announced)
+        with patch.object(peers, "SILENCE", 3600.0):
+            yield Setup(broker, tokenizer, detokenizer, MemoryBus(broker, inbox_prefix="_INBOX"), announced)
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -30,8 +30,8 @@ def encoder(tmp_path: Path) -> Iterator[Encoder]:
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
-    return found
+    encoded: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
+    return encoded
 
 
 class Recorder:
@@ -132,33 +132,33 @@ def library(name: str) -> Tokenizer:
         return bundled
     if name in NAMES:
         return tokenizer(name)
-    made = Tokenizer.from_str(tokenizer("gpt2").to_str())
+    changed = Tokenizer.from_str(tokenizer("gpt2").to_str())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     match name:
         case "llama-3":
-            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), words])
-            end = made.token_to_id("<|endoftext|>")
-            made.post_processor = processors.TemplateProcessing(
+            changed.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), words])
+            end = changed.token_to_id("<|endoftext|>")
+            changed.post_processor = processors.TemplateProcessing(
                 single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
             )
-            made.add_tokens([AddedToken("<|tool|>", special=True), AddedToken("<pad>", lstrip=True, rstrip=True)])
+            changed.add_tokens([AddedToken("<|tool|>", special=True), AddedToken("<pad>", lstrip=True, rstrip=True)])
         case "qwen":
             one_digit = LLAMA_3.replace("{1,3}", "")
-            made.normalizer = normalizers.NFC()
-            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(one_digit), "isolated"), words])
-            made.add_tokens([AddedToken("tool", single_word=True)])
+            changed.normalizer = normalizers.NFC()
+            changed.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(one_digit), "isolated"), words])
+            changed.add_tokens([AddedToken("tool", single_word=True)])
         case "smollm":
             digits = pre_tokenizers.Digits(individual_digits=True)
-            made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    return made
+            changed.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return changed
 
 
 @cache
 def fast(name: str) -> ToIds:
     with capture_logs() as lines:
-        made = to_ids(library(name))
+        encode = to_ids(library(name))
     assert lines == []
-    return made
+    return encode
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -182,7 +182,7 @@ def test_long_monotony_has_them_too(name: str, piece: str) -> None:
     assert fast(name)([text], True) == [library(name).encode(text).ids]
 
 
-def test_what_the_fast_library_refuses_is_left_to_the_models_own_and_said() -> None:
+def test_a_tokenizer_that_the_fast_library_refuses_is_encoded_by_the_models_own() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "rabbit": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
@@ -196,9 +196,9 @@ def test_what_the_fast_library_refuses_is_left_to_the_models_own_and_said() -> N
 
 def refused() -> Tokenizer:
     """A tokenizer that is left to its own library, with the words of the bundled one."""
-    made = Tokenizer.from_str(library("bundled").to_str())
-    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
-    return made
+    changed = Tokenizer.from_str(library("bundled").to_str())
+    changed.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
+    return changed
 
 
 @pytest.mark.parametrize("made", [lambda: library("bundled"), refused])

@@ -1,4 +1,4 @@
-"""What the log says of prompts."""
+"""Prompts in the log line of a request."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ async def line(body: dict[str, Any], *, log_prompts: bool) -> dict[str, Any]:
         async with serving(Settings(model="bundled", log_prompts=log_prompts)) as setup:
             await setup.send({**body, "truncate_prompt_tokens": 8, "sampling": {"max_tokens": 1}})
             await setup.until_idle()
-    (found,) = [entry for entry in lines if entry["event"] == "request"]
-    return dict(found)
+    (logged,) = [entry for entry in lines if entry["event"] == "request"]
+    return dict(logged)
 
 
 async def test_by_default_it_has_no_text_of_a_client() -> None:
-    found = await line({"prompt": TEXT}, log_prompts=False)
-    assert "secret" not in str(found)
+    entry = await line({"prompt": TEXT}, log_prompts=False)
+    assert "secret" not in str(entry)
 
 
 async def test_on_demand_it_has_the_beginning_of_each_prompt() -> None:
-    found = await line({"prompt": [TEXT, "short"]}, log_prompts=True)
-    assert found["prompts"] == [TEXT[:4096], "short"]
+    entry = await line({"prompt": [TEXT, "short"]}, log_prompts=True)
+    assert entry["prompts"] == [TEXT[:4096], "short"]

@@ -16,7 +16,7 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import input_processor, service
+from pagewire.services.tokenizer import request_encoder, service
 from pagewire.services.tokenizer.dispatch import dispatcher, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
@@ -50,8 +50,8 @@ MSGPACK = {"content-type": "application/msgpack"}
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
-    return found
+    encoded: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
+    return encoded
 
 
 async def test_a_text_becomes_work() -> None:
@@ -173,7 +173,7 @@ async def test_a_hostile_template_holds_up_nobody_else() -> None:
         assert "takes more than" in (await asking).message
 
 
-async def test_what_a_request_leaves_out_comes_from_the_models_generation_config(tmp_path: Path) -> None:
+async def test_fields_left_out_come_from_the_models_generation_config(tmp_path: Path) -> None:
     own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_new_tokens": 30, "do_sample": True}
     change(model_folder(tmp_path / MODEL) / "generation_config.json", **own)
 
@@ -275,7 +275,7 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         (b"", 400, "invalid_request", "JSON"),
     ],
 )
-async def test_what_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
+async def test_a_request_that_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
     async with serving() as setup:
         frame = await setup.refused(body)
         assert (frame.code, frame.error, frame.retryable, frame.tokens_emitted) == (code, kind, False, 0)
@@ -339,7 +339,7 @@ async def test_a_text_that_no_context_could_hold_is_not_encoded(monkeypatch: pyt
 
 
 async def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_processor, "check_texts", lambda *_: None)  # the encoding shall take longer
+    monkeypatch.setattr(request_encoder, "check_texts", lambda *_: None)  # the encoding shall take longer
     async with serving() as setup:
         frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
         assert (frame.code, frame.error) == (408, "deadline_exceeded")
@@ -455,7 +455,9 @@ async def queue_of(seconds: float, max_queue_wait: str | None = "10s") -> AsyncI
         yield setup
 
 
-async def test_what_would_wait_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_would_wait_too_long_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with queue_of(30) as setup:
         monkeypatch.setattr(InputProcessor, "process", lambda *_: 1 / 0)
         for headers in (None, {FRESH: "1"}):
@@ -585,7 +587,7 @@ async def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it
     assert not setup.tokenizer.heartbeat().ready
 
 
-async def test_what_it_holds_is_handed_over_before_it_ends() -> None:
+async def test_requests_in_progress_are_dispatched_before_it_ends() -> None:
     async with serving() as setup:
         setup.client.publish(GENERATE, b'{"prompt": "' + b"word " * 1500 + b'"}', reply=setup.client.new_inbox())
         await setup.client.flush()
@@ -639,7 +641,7 @@ async def test_a_store_that_refuses_is_told_in_the_heartbeat(monkeypatch: pytest
 
 
 class TestDrain:
-    """What a client sees of a tokenizer that is about to end."""
+    """A tokenizer that is about to end, as a client sees it."""
 
     BODY: ClassVar = {"prompt": "x", "sampling": {"max_tokens": 1}}
 
@@ -662,7 +664,7 @@ class TestDrain:
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
-    async def test_what_has_arrived_is_dispatched(self) -> None:
+    async def test_requests_that_have_arrived_are_dispatched(self) -> None:
         async with serving() as setup:
             setup.detokenizer.answers_open = False
             setup.client.publish(GENERATE, msgspec.json.encode(self.BODY), reply=setup.client.new_inbox())

@@ -49,8 +49,8 @@ async def test_each_stream_has_a_secret_of_128_bits() -> None:
     async with serving() as setup:
         for number in range(3):
             await send(setup, GENERATE, "_INBOX.a.1", request_id=f"r{number}")
-        found = {opening.secret for opening in setup.detokenizer.opened}
-        assert [len(secret) for secret in found] == [16, 16, 16]
+        secrets = {opening.secret for opening in setup.detokenizer.opened}
+        assert [len(secret) for secret in secrets] == [16, 16, 16]
 
 
 @pytest.mark.parametrize(

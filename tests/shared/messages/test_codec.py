@@ -35,7 +35,7 @@ def test_an_unreadable_bus_message_is_one_line_in_the_log(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", UNREADABLE)
-def test_what_is_published_over_and_over_is_not_logged(data: bytes) -> None:
+def test_a_periodic_message_that_is_unreadable_is_not_logged(data: bytes) -> None:
     with capture_logs() as lines:
         assert decoder.try_decode(data) is None
     assert lines == []

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.step import Finish
 
 Float32 = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ class Hypothesis(NamedTuple):
     """Reason for which the text has ended."""
     cumulative_logprob: np.float32 = np.float32(0)
     """Sum of the log-probabilities of its tokens."""
-    reported: Sequence[TokenLogprobs] = ()
+    reported: Sequence[ReportedLogprobs] = ()
     """Log-probabilities reported of each token; empty: none."""
 
 
@@ -125,14 +125,14 @@ class BeamSearch:
     def _text(self, parent: np.int64, token: np.int64) -> list[int]:
         return [*self.beams[parent].tokens, int(token)]
 
-    def _report(self, candidates: Sequence[Candidates], parent: int, place: int) -> list[TokenLogprobs]:
+    def _report(self, candidates: Sequence[Candidates], parent: int, place: int) -> list[ReportedLogprobs]:
         """Returns the log-probabilities reported of a text that continues a beam with the candidate at `place`."""
         if self._num_logprobs < 0:
             return []
         tokens, logprobs = candidates[parent]
         entries = [place, *range(min(self._num_logprobs, len(tokens)))]
         ids, values = pack(tokens[i] for i in entries), logprobs[entries].astype("<f4").tobytes()
-        return [*self.beams[parent].reported, TokenLogprobs(place + 1, ids, values)]
+        return [*self.beams[parent].reported, ReportedLogprobs(place + 1, ids, values)]
 
     def _can_improve(self, score: np.float32, length: int) -> bool:
         full = len(self.finished) == self._width

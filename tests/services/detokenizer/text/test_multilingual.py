@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.detokenizer.step_feed import SequenceMap
-from pagewire.services.detokenizer.stream import Stream, open_choices
+from pagewire.services.detokenizer.sequence_map import SequenceMap
+from pagewire.services.detokenizer.state.completion import open_choices
+from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.step import Finish, StepOutput
@@ -70,17 +71,17 @@ def test_a_whole_text_in_every_script(name: str, language: str) -> None:
 def test_hard_strings_in_groups_of_one_to_eight(name: str) -> None:
     for ids, decoded in hard_cases(name):
         for size in range(1, 9):
-            found = pieces(name, ids, repeat(size))
-            assert "".join(found) == decoded
-            assert "".join(found).count("\ufffd") == decoded.count("\ufffd")
+            result = pieces(name, ids, repeat(size))
+            assert "".join(result) == decoded
+            assert "".join(result).count("\ufffd") == decoded.count("\ufffd")
 
 
 @names
 def test_only_broken_ids_are_replaced(name: str) -> None:
     for ids, decoded in hard_cases(name):
         for cut in range(1, len(ids)):
-            found = "".join(pieces(name, ids[:cut], cycle([3, 1, 2])))
-            assert decoded.startswith(found.rstrip("\ufffd"))
+            result = "".join(pieces(name, ids[:cut], cycle([3, 1, 2])))
+            assert decoded.startswith(result.rstrip("\ufffd"))
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ pieces_of_text = st.lists(st.text("abc", max_size=4), max_size=10)
 
 @dataclass
 class Outcome:
-    """What a stream of pieces came to: text of each piece, the stop string, and the piece that completed it."""
+    """Outcome of a stream of pieces: text of each piece, the stop string, and the piece that completed it."""
 
     texts: list[str]
     stop: str | None = None
@@ -34,7 +34,7 @@ def run(stops: tuple[str, ...], pieces: list[str], *, include: bool = False, min
 
 
 def search(stops: tuple[str, ...], pieces: list[str], *, include: bool = False, min_pieces: int = 0) -> Outcome:
-    """The same, by looking at the whole text character by character."""
+    """Reference for `run`, which looks at the whole text character by character."""
     text = "".join(pieces)
     piece_of = [index for index, piece in enumerate(pieces) for _ in piece]
     for end in range(1, len(text) + 1):
@@ -54,9 +54,13 @@ def search(stops: tuple[str, ...], pieces: list[str], *, include: bool = False, 
 def test_any_chunks_end_as_a_search_of_the_whole_text(
     stops: tuple[str, ...], pieces: list[str], include: bool, min_pieces: int
 ) -> None:
-    found = run(stops, pieces, include=include, min_pieces=min_pieces)
-    wanted = search(stops, pieces, include=include, min_pieces=min_pieces)
-    assert ("".join(found.texts), found.stop, found.piece) == (wanted.texts[0], wanted.stop, wanted.piece)
+    outcome = run(stops, pieces, include=include, min_pieces=min_pieces)
+    reference = search(stops, pieces, include=include, min_pieces=min_pieces)
+    assert ("".join(outcome.texts), outcome.stop, outcome.piece) == (
+        reference.texts[0],
+        reference.stop,
+        reference.piece,
+    )
 
 
 @given(stop_lists, pieces_of_text)
@@ -91,7 +95,7 @@ def test_the_order_of_the_list_decides_between_two_that_end_together() -> None:
     assert run(("ab", "b"), ["ab"]) == Outcome([""], "ab", 0)
 
 
-def test_what_is_held_back_is_released_when_it_turns_out_harmless() -> None:
+def test_text_held_back_is_released_when_it_turns_out_harmless() -> None:
     assert run(("stop",), ["st", "o", "re", "s"]) == Outcome(["", "", "store", "", "s"])
 
 

@@ -1,4 +1,4 @@
-"""What is laid out is what `transformers` lays out, for templates as their publishers ship them."""
+"""Templates as their publishers ship them are rendered as `transformers` renders them."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def source(name: str) -> str:
 
 
 def expected(tokenizer: PreTrainedTokenizerFast, name: str, arguments: dict[str, Any]) -> str | None:
-    """What `transformers` lays out; None where it refuses."""
+    """The text that `transformers` renders; None where it refuses."""
     messages = [dict(message) for message in arguments["messages"]]
     for message in messages:
         if isinstance(message["content"], list) and name not in TAKE_PARTS:
@@ -55,8 +55,8 @@ def expected(tokenizer: PreTrainedTokenizerFast, name: str, arguments: dict[str,
         return None
 
 
-def asked(arguments: dict[str, Any]) -> Conversation:
-    """The same as a client asks for it."""
+def requested(arguments: dict[str, Any]) -> Conversation:
+    """The conversation of a request with these arguments."""
     fields = {name: value for name, value in arguments.items() if name in OWN}
     variables = {name: value for name, value in arguments.items() if name not in OWN}
     request = msgspec.convert({**fields, "chat_template_kwargs": variables}, GenerateRequest)
@@ -72,13 +72,13 @@ async def test_a_publishers_template_gives_what_transformers_gives(
     refused = 0
     async with ChatRenderer(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL)) as renderer:
         for title, arguments in CONVERSATIONS.items():
-            wanted = expected(tokenizer, name, arguments)
-            if wanted is None:
+            reference = expected(tokenizer, name, arguments)
+            if reference is None:
                 refused += 1
                 with pytest.raises(InvalidRequest, match="chat template does not take these messages"):
-                    await renderer.render(asked(arguments))
+                    await renderer.render(requested(arguments))
             else:
-                assert await renderer.render(asked(arguments)) == wanted, title
+                assert await renderer.render(requested(arguments)) == reference, title
     assert refused <= 4, "most conversations are for most templates"
 
 
@@ -135,7 +135,7 @@ def test_nothing_of_the_mark_is_left() -> None:
     assert END_MARK not in text
 
 
-def test_what_a_client_says_of_the_template_does_not_change_the_messages() -> None:
+def test_variables_of_a_client_do_not_change_the_messages() -> None:
     template = "{{ messages | length }}{{ tools }}{{ add_generation_prompt }}"
     variables = {"messages": [], "tools": ["x"], "add_generation_prompt": "yes"}
     assert laid_out(template, said("user", "x"), variables=variables) == "1NoneTrue"

@@ -23,8 +23,8 @@ def test_json_is_not_escaped_for_html() -> None:
 )
 def test_json_takes_pythons_arguments(arguments: str) -> None:
     value = {"b": [1, "é"], "a": None}
-    wanted = json.dumps(value, **{"ensure_ascii": False} | eval(f"dict({arguments})", {"true": True}))
-    assert rendered(f"{{{{ x | tojson({arguments}) }}}}", x=value) == wanted
+    reference = json.dumps(value, **{"ensure_ascii": False} | eval(f"dict({arguments})", {"true": True}))
+    assert rendered(f"{{{{ x | tojson({arguments}) }}}}", x=value) == reference
 
 
 def test_blocks_leave_no_blank_lines() -> None:
@@ -74,7 +74,7 @@ def test_namespaces_and_dictionaries() -> None:
     ],
 )
 def test_there_is_no_way_out_of_the_sandbox(escape: str) -> None:
-    """What is not refused is undefined."""
+    """An attribute that is not refused is undefined."""
     with suppress(TemplateError):
         assert rendered(escape, messages=[]) == ""
 

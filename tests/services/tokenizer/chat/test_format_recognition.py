@@ -43,12 +43,12 @@ def find(settings: Settings, *special: str, **named: str) -> Formats:
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
-def test_what_templates_show(path: Path) -> None:
+def test_the_formats_of_known_templates_are_recognized(path: Path) -> None:
     source = path.read_text()
     assert (tool_format(source), reasoning_format(source)) == SHOWN[path.stem]
 
 
-def test_what_other_templates_show() -> None:
+def test_the_formats_of_other_templates_are_recognized() -> None:
     assert tool_format(LLAMA) == "llama3_json"
     assert tool_format(LLAMA_PYTHONIC) == "pythonic"
     assert reasoning_format("[THINK]{{ thoughts }}[/THINK]") == "think_mistral"

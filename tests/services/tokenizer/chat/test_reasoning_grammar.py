@@ -1,4 +1,4 @@
-"""What a text may be whose form is asked for behind reasoning, by the tokens that its grammar takes."""
+"""Texts with reasoning before a requested form: their grammar accepts their tokens, and no others."""
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
@@ -19,9 +19,9 @@ FORM = StructuredOutputsParams(
 
 def library(*tags: str, special: bool) -> Tokenizer:
     """A tokenizer with these tokens, whose end of text is no tag."""
-    made: Tokenizer = Tokenizer.from_str(tokenizer().backend_tokenizer.to_str().replace(EOS, "<|eos|>"))
-    made.add_tokens([AddedToken(tag, special=special) for tag in tags])
-    return made
+    changed: Tokenizer = Tokenizer.from_str(tokenizer().backend_tokenizer.to_str().replace(EOS, "<|eos|>"))
+    changed.add_tokens([AddedToken(tag, special=special) for tag in tags])
+    return changed
 
 
 def taken(words: Tokenizer, reasoning: str, progress: Progress, text: str) -> str:
@@ -32,10 +32,10 @@ def taken(words: Tokenizer, reasoning: str, progress: Progress, text: str) -> st
     tokens = words.encode(text).ids
     complete = matcher.deep_copy()
     count = matcher.validate_tokens(tokens)
-    found: str = words.decode(tokens[:count], skip_special_tokens=False)
+    decoded: str = words.decode(tokens[:count], skip_special_tokens=False)
     assert complete.consume_tokens(tokens[:count])
-    assert complete.is_accepting() == (found == text and text.endswith('{"a":1}'))
-    return found
+    assert complete.is_accepting() == (decoded == text and text.endswith('{"a":1}'))
+    return decoded
 
 
 PLAIN = '{"a":1}'

@@ -5,7 +5,7 @@ import pytest
 
 from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools, progress_of
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatFormat, FunctionName, GenerateRequest, ToolChoice
 from tests.services.tokenizer.chat.conversations import QUESTION, WEATHER, said
@@ -20,9 +20,9 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def form(formats: Formats = QWEN, prompt: str = "x", **fields: Any) -> ChatFormat | None:
-    asked = request(**fields)
-    check_tools(asked, formats)
-    return chat_format(asked, formats, prompt)
+    generate = request(**fields)
+    check_tools(generate, formats)
+    return chat_format(generate, formats, progress_of(generate, formats, prompt))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def form(formats: Formats = QWEN, prompt: str = "x", **fields: Any) -> ChatForma
         ({"tools": [TIME]}, Formats("hermes", takes_tools=True, auto=False), "auto is switched off"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_reason(fields: dict[str, Any], formats: Formats, reason: str) -> None:
+def test_tools_that_cannot_be_used_are_refused_with_a_reason(
+    fields: dict[str, Any], formats: Formats, reason: str
+) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         check_tools(request(**fields), formats)
 
@@ -65,9 +67,9 @@ def test_the_format_follows_the_choice() -> None:
 
 def test_whether_the_prompt_has_begun_the_reasoning() -> None:
     def opened(prompt: str, **fields: Any) -> bool:
-        found = form(prompt=prompt, **fields)
-        assert found is not None
-        return found.opened
+        chat_form = form(prompt=prompt, **fields)
+        assert chat_form is not None
+        return chat_form.opened
 
     assert opened("<|im_start|>assistant\n<think>\n")
     assert not opened("What is <think>?<|im_start|>assistant\n")
@@ -87,8 +89,8 @@ def test_arguments_that_are_texts_are_named_for_formats_that_do_not_show_it() ->
         "f": {},
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}, TIME]
-    found = form(Formats("qwen3_coder", takes_tools=True), tools=tools)
-    assert found == ChatFormat("qwen3_coder", texts={"f": ["a", "c", "d"]})
+    chat_form = form(Formats("qwen3_coder", takes_tools=True), tools=tools)
+    assert chat_form == ChatFormat("qwen3_coder", texts={"f": ["a", "c", "d"]})
     assert form(Formats("hermes", takes_tools=True), tools=tools) == ChatFormat("hermes")
 
 

@@ -1,4 +1,4 @@
-"""How long a request would wait, and which requests are refused for it."""
+"""The expected wait of a request, and the requests that are refused because of it."""
 
 import time
 from dataclasses import replace
@@ -44,9 +44,9 @@ loads = st.builds(
 
 
 def wait(load: Load, rank: int = NORMAL, others: float = 0.0) -> float:
-    found = expected_wait(load, rank, others)
-    assert found is not None
-    return found
+    seconds = expected_wait(load, rank, others)
+    assert seconds is not None
+    return seconds
 
 
 def test_it_is_what_is_ahead_by_the_rate() -> None:
@@ -74,7 +74,7 @@ def test_urgent_requests_that_come_later_overtake_for_a_while() -> None:
 
 
 @given(loads, st.integers(0, 2), counts)
-def test_what_is_below_does_not_count(load: Load, rank: int, others: float) -> None:
+def test_less_urgent_requests_do_not_count(load: Load, rank: int, others: float) -> None:
     above = replace(load, waiting=[*load.waiting[: rank + 1], 0, 0][:3], starts=[*load.starts[: rank + 1], 0, 0][:3])
     assert expected_wait(load, rank, others) == expected_wait(above, rank, others)
 
@@ -104,7 +104,7 @@ def report(
     return Backlog(scheduler, started, starts, rate, free, stored, last, delay)
 
 
-def test_what_is_stored_and_has_not_started_waits() -> None:
+def test_a_stored_request_that_has_not_started_waits() -> None:
     counted = report(stored=(1, 60, 7), last=9, started=(0, 11, 9), starts=(0.5, 1, 0), delay=2.0)
     other = report("b", started=(0, 9, 0), starts=(0, 2, 0), free=3.0, delay=4.0)
     load = combine([counted, other], counted, before=0)
@@ -138,7 +138,7 @@ class Scene:
         await self.bus.flush()
 
     def refused(self, priority: int = 0, timeout: float = 3600.0) -> int:
-        """What a refused client is told in milliseconds; 0: it is admitted."""
+        """Milliseconds after which the refused client should come back; 0: it is admitted."""
         refusal = self.admission.refusal(priority, timeout)
         assert refusal is None or refusal.retry_after_ms
         return 0 if refusal is None else refusal.retry_after_ms or 0
@@ -151,7 +151,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-async def test_who_would_wait_longer_than_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_would_wait_longer_than_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(monkeypatch)
     scene = await Scene().start()
     may_refuse = [scene.admission.may_refuse]
@@ -166,7 +166,7 @@ async def test_who_would_wait_longer_than_the_setting_is_refused(monkeypatch: py
     assert "max-queue-wait" in str(scene.admission.refusal(0, 3600))
 
 
-async def test_who_could_not_start_before_the_deadline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_could_not_start_before_its_deadline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(monkeypatch)
     scene = await Scene(max_wait=None).start()
     await scene.say(report(stored=(0, 499, 0)))
@@ -185,7 +185,7 @@ async def test_priorities_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) ->
     assert scene.refused(priority=1) == pytest.approx(204_200)
 
 
-async def test_what_was_sent_counts_until_a_report_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stored_request_counts_until_a_report_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(monkeypatch)
     scene = await Scene().start()
     await scene.say(report(stored=(0, 0, 0), last=100))
@@ -246,7 +246,7 @@ async def test_other_models_and_unreadable_reports_do_not_count() -> None:
     assert not scene.admission.may_refuse
 
 
-async def test_what_a_refused_client_is_told_is_bounded() -> None:
+async def test_the_time_to_come_back_is_bounded() -> None:
     scene = await Scene().start()
     assert scene.admission.retry_after_ms(0) == MIN_RETRY_MS
     await scene.say(report(stored=(0, 1000, 0), rate=0))

@@ -9,6 +9,7 @@ from pagewire.services.tokenizer.dispatch import dispatcher
 from pagewire.services.tokenizer.dispatch.admission import Admission
 from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.request_messages import RequestMessages
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Message
@@ -63,7 +64,7 @@ class Scene:
             await detokenizer.start()
 
     async def dispatch(self) -> Outcome:
-        return await self.dispatcher.dispatch(OPENING, WORK, HEADERS)
+        return await self.dispatcher.dispatch(RequestMessages(OPENING, WORK, HEADERS))
 
     async def stored(self) -> list[WorkItem]:
         items = await self.bus.store.pull_work(QUEUE, 10, expires=0.01)
@@ -283,10 +284,10 @@ async def test_with_a_refusal_only_a_known_request_is_attached_to(scene: Scene) 
     await scene.start(scene.first, scene.second)
     scene.first.state = scene.second.state = OpenState.ABSENT
     with pytest.raises(Overloaded) as caught:
-        await scene.dispatcher.dispatch(OPENING, WORK, HEADERS, refusal)
+        await scene.dispatcher.dispatch(RequestMessages(OPENING, WORK, HEADERS), refusal)
     assert caught.value is refusal
     scene.first.state = OpenState.ATTACHED
-    assert await scene.dispatcher.dispatch(OPENING, WORK, HEADERS, refusal) is Outcome.ATTACHED
+    assert await scene.dispatcher.dispatch(RequestMessages(OPENING, WORK, HEADERS), refusal) is Outcome.ATTACHED
     assert all(opening.joins for opening in (*scene.first.opened, *scene.second.opened))
     assert await scene.stored() == []
 
@@ -301,7 +302,7 @@ async def test_a_request_that_waits_is_stored_once(scene: Scene, monkeypatch: py
     assert len(await scene.stored()) == 1
     scene.first.state = OpenState.OPENED
     assert await scene.dispatch() is Outcome.STORED, "the stream is a new one"
-    await scene.dispatcher.dispatch(OPENING, msgspec.structs.replace(WORK, request_id="r2"), HEADERS)
+    await scene.dispatcher.dispatch(RequestMessages(OPENING, msgspec.structs.replace(WORK, request_id="r2"), HEADERS))
     scene.first.state = OpenState.WAITING
     assert await scene.dispatch() is Outcome.STORED, "too many others were stored since"
 
@@ -515,5 +516,5 @@ async def test_a_stream_that_does_not_fit_into_a_message_is_refused(scene: Scene
     await scene.start(scene.first)
     opening = OpenStream("r1", b"d", "_INBOX.a", 0, False, (), b"", 1, ("x" * 10_000,), (), False, True, 0, 60_000)
     with pytest.raises(PayloadTooLarge):
-        await scene.dispatcher.dispatch(opening, WORK, {})
+        await scene.dispatcher.dispatch(RequestMessages(opening, WORK, {}))
     assert scene.first.opened == []

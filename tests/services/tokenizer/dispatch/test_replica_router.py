@@ -40,33 +40,33 @@ def busy(replica: Replica) -> float:
 
 
 @given(st.text(max_size=8), replicas())
-def test_nobody_who_is_too_busy_is_chosen(name: str, found: list[Replica]) -> None:
-    target = route(name, HASHES, found)
-    chosen = {replica.instance: replica for replica in found}.get(target)
+def test_a_replica_that_is_too_busy_is_not_chosen(name: str, fleet: list[Replica]) -> None:
+    target = route(name, HASHES, fleet)
+    chosen = {replica.instance: replica for replica in fleet}.get(target)
     assert chosen is not None or target == ANY
     if chosen is not None:
-        assert busy(chosen) <= min(map(busy, found)) + SLACK
+        assert busy(chosen) <= min(map(busy, fleet)) + SLACK
 
 
 @given(st.text(max_size=8), replicas())
-def test_nobody_of_those_who_may_has_more_of_the_prefix(name: str, found: list[Replica]) -> None:
-    target = route(name, HASHES, found)
-    near = [replica for replica in found if busy(replica) <= min(map(busy, found)) + SLACK]
+def test_the_chosen_replica_has_most_of_the_prefix(name: str, fleet: list[Replica]) -> None:
+    target = route(name, HASHES, fleet)
+    near = [replica for replica in fleet if busy(replica) <= min(map(busy, fleet)) + SLACK]
     longest = max(matched(HASHES, replica.cached) for replica in near)
     had = [matched(HASHES, replica.cached) for replica in near if replica.instance == target]
     assert had == [longest] or (target == ANY and longest == 0)
 
 
 @given(st.text(max_size=8), replicas(), st.randoms())
-def test_every_tokenizer_that_knows_the_same_chooses_the_same(name: str, found: list[Replica], draw: object) -> None:
-    shuffled = list(found)
+def test_every_tokenizer_that_knows_the_same_chooses_the_same(name: str, fleet: list[Replica], draw: object) -> None:
+    shuffled = list(fleet)
     draw.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert route(name, HASHES, found) == route(name, HASHES, shuffled)
+    assert route(name, HASHES, fleet) == route(name, HASHES, shuffled)
 
 
-@given(replicas(least=0).map(lambda found: found[:1]))
-def test_one_replica_or_none_is_no_choice(found: list[Replica]) -> None:
-    assert route("r", HASHES, found) == ANY
+@given(replicas(least=0).map(lambda fleet: fleet[:1]))
+def test_one_replica_or_none_is_no_choice(fleet: list[Replica]) -> None:
+    assert route("r", HASHES, fleet) == ANY
 
 
 def test_the_least_busy_takes_what_nobody_knows() -> None:
@@ -87,7 +87,7 @@ def test_equals_are_chosen_about_as_often() -> None:
 
 
 @given(st.sets(st.integers(0, 20)))
-def test_what_matches_is_the_longest_prefix_that_is_cached(cached: set[int]) -> None:
+def test_the_longest_cached_prefix_matches(cached: set[int]) -> None:
     length = matched(HASHES, cached)
     assert length == 0 or HASHES[length - 1] in cached
     assert not cached & set(HASHES[length:])
@@ -147,7 +147,7 @@ async def test_a_prefix_of_another_salt_is_no_reason_to_go_there(scene: Scene) -
     assert all(scene.router.choose(work(f"s{i}")) == "a" for i in range(5))
 
 
-async def test_what_was_sent_counts_until_the_next_heartbeat(scene: Scene) -> None:
+async def test_a_routed_request_counts_until_the_next_heartbeat(scene: Scene) -> None:
     await scene.tell("b", prefix_hashes(PROMPT))
     targets = [scene.router.choose(work(f"r{i}", n=7)) for i in range(4)]
     assert set(targets) == {"a", "b"}, "three requests of seven sequences are more than the slack"

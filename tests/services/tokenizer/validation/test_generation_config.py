@@ -52,7 +52,7 @@ def test_max_new_tokens_is_for_requests_that_name_no_number() -> None:
     assert generation_defaults({}, 100).max_new_tokens is None
 
 
-def test_what_cannot_be_used_is_named_in_one_warning() -> None:
+def test_unusable_defaults_are_named_in_one_warning() -> None:
     with capture_logs() as logs:
         config = {
             "temperature": 7,

@@ -84,7 +84,7 @@ def test_the_defaults_pass() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"allowed_token_ids": [1]}, {"bad_words": ["x"]}, {"beam_width": 2}])
-def test_what_has_no_meaning_beside_a_grammar_is_refused(fields: dict[str, Any]) -> None:
+def test_fields_without_meaning_beside_a_grammar_are_refused(fields: dict[str, Any]) -> None:
     assert "structured_outputs" in refused(structured_outputs=StructuredOutputsParams(regex="a"), **fields)
 
 
@@ -164,10 +164,10 @@ def test_more_edits_than_a_device_holds_are_refused() -> None:
 
 
 def test_biases_are_clamped_and_allowed_tokens_counted_once() -> None:
-    found = resolved(logit_bias={7: 250.0, 2: -1e9, 3: 0.5}, allowed_token_ids=[9, 4, 9])
-    assert unpack(found.bias_ids) == [7, 2, 3]
-    assert np.frombuffer(found.biases, "<f4").tolist() == [100.0, -100.0, 0.5]
-    assert unpack(found.allowed_ids) == [4, 9]
+    sampling = resolved(logit_bias={7: 250.0, 2: -1e9, 3: 0.5}, allowed_token_ids=[9, 4, 9])
+    assert unpack(sampling.bias_ids) == [7, 2, 3]
+    assert np.frombuffer(sampling.biases, "<f4").tolist() == [100.0, -100.0, 0.5]
+    assert unpack(sampling.allowed_ids) == [4, 9]
 
 
 def test_bad_words_are_banned_with_and_without_a_space() -> None:
@@ -195,9 +195,9 @@ def test_a_request_that_allows_no_token_is_refused(
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"beam_width": 2}])
 def test_penalties_hold_for_greedy_requests_and_beams_too(fields: dict[str, Any]) -> None:
-    given = {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5}
-    assert resolved(**fields, **given).record == record(**given).tobytes()
-    assert resolved(**given).record == record(temperature=1.0, **given).tobytes()
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5}
+    assert resolved(**fields, **penalties).record == record(**penalties).tobytes()
+    assert resolved(**penalties).record == record(temperature=1.0, **penalties).tobytes()
 
 
 def test_a_beam_search_needs_enough_allowed_tokens() -> None:
@@ -213,8 +213,8 @@ def test_log_probabilities_have_a_limit_and_zero_means_the_token_alone(name: str
     with pytest.raises(InvalidRequest, match=f"^{name} must be between 0 and 4, not 5"):
         check(msgspec.structs.replace(SamplingParams(), **more), VOCABULARY, max_logprobs=4)
     assert name in refused(**{name: -1})
-    asked = {field: getattr(resolved(**none), field) for field in ("logprobs", "prompt_logprobs")}
-    assert asked == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
+    numbers = {field: getattr(resolved(**none), field) for field in ("logprobs", "prompt_logprobs")}
+    assert numbers == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
 
 
 def test_too_many_stop_tokens_are_refused() -> None:
@@ -261,8 +261,8 @@ def test_greedy_needs_no_filters() -> None:
 
 
 def test_each_parameter_is_in_its_column() -> None:
-    given = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125}
-    assert resolved(**given).record == record(**given).tobytes()
+    filters = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125}
+    assert resolved(**filters).record == record(**filters).tobytes()
 
 
 def test_a_temperature_that_would_overflow_is_raised() -> None:
@@ -326,7 +326,7 @@ def test_a_deployment_seed_makes_absent_seeds_repeatable() -> None:
         ignore_eos=st.booleans(),
     )
 )
-def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
+def test_parameters_that_pass_are_within_the_reach_of_a_device(params: SamplingParams) -> None:
     try:
         check(params, VOCABULARY)
     except InvalidRequest:
@@ -372,7 +372,7 @@ def test_without_a_beam_search_nothing_reports_candidates() -> None:
         {"length_penalty": -2.0},
     ],
 )
-def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, Any]) -> None:
+def test_neutral_values_may_stand_beside_a_beam_width(fields: dict[str, Any]) -> None:
     assert resolved(beam_width=4, **fields).beam_width == 4
 
 
@@ -393,7 +393,7 @@ def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, An
         ("length_penalty", -math.inf),
     ],
 )
-def test_what_a_beam_search_cannot_mean_is_refused_by_name(name: str, value: object) -> None:
+def test_fields_without_meaning_in_a_beam_search_are_refused_by_name(name: str, value: object) -> None:
     assert name in refused(beam_width=4, **{name: value})
 
 

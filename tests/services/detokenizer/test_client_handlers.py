@@ -27,8 +27,8 @@ async def test_detokenize(folder: Path, encoding: Encoding) -> None:
         for tokens in (ids("Hello 🦙"), [*ids("Hi"), END], [], [10**7]):
             request = codec.encode({"token_ids": tokens})
             reply = await world.client.request(subject, request, timeout=2, headers=headers)
-            wanted = tokenizer("gpt2").decode(tokens, skip_special_tokens=False)
-            assert codec.decode(reply.data, type=DetokenizeReply).text == wanted
+            reference = tokenizer("gpt2").decode(tokens, skip_special_tokens=False)
+            assert codec.decode(reply.data, type=DetokenizeReply).text == reference
         for bad in (b"no", codec.encode({"token_ids": [-1]}), codec.encode({"token_ids": [2**33]})):
             reply = await world.client.request(subject, bad, timeout=2, headers=headers)
             assert reply.headers["Nats-Service-Error-Code"] == "400"

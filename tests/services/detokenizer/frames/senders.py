@@ -1,8 +1,9 @@
-"""What the tests of the frame sender need: a connection that can lag or break, streams that grow, and subscribers."""
+"""A connection that can lag or break, streams that grow, and subscribers, for the tests of the frame sender."""
 
 import msgspec
 
-from pagewire.services.detokenizer.stream import Completion, Stream, StreamState, Subscriber
+from pagewire.services.detokenizer.state.completion import Completion
+from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Headers
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import BusUnavailable
@@ -36,7 +37,7 @@ class SlowBus(MemoryBus):
         return self.waiting
 
     def frames(self, reader: str) -> list[Frame | None]:
-        """What a reader was sent; None for the empty message."""
+        """Frames that a reader got; None for the empty message."""
         return [_frame.decode(data) if data else None for subject, data in self.sent if subject == reader]
 
     def starts(self, reader: str) -> list[int]:

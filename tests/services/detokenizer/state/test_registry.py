@@ -1,9 +1,10 @@
 import pytest
 
-from pagewire.services.detokenizer import registry
-from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.restore import restore
-from pagewire.services.detokenizer.stream import Completion, Stream, StreamState
+from pagewire.services.detokenizer.state import registry
+from pagewire.services.detokenizer.state.completion import Completion
+from pagewire.services.detokenizer.state.registry import Registry
+from pagewire.services.detokenizer.state.restore import restore
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.errors import DeadlineExceeded
 from pagewire.shared.messages import encode

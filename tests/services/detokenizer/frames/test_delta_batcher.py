@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.detokenizer import frame_sender
-from pagewire.services.detokenizer.frame_sender import FrameSender
-from pagewire.services.detokenizer.stream import Stream, Subscriber
+from pagewire.services.detokenizer.frames.delta_batcher import BATCH_BYTES
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
+from pagewire.services.detokenizer.state.stream import Stream, Subscriber
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import DeltaBatch, Final
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import Finish
+from tests.services.detokenizer.frames.senders import SlowBus, batch_of, end, grow, stream_of, subscribe
 from tests.services.detokenizer.rig import ids, rig
-from tests.services.detokenizer.senders import SlowBus, batch_of, end, grow, stream_of, subscribe
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -28,17 +28,17 @@ TOGETHER = "together"
 
 def streams(sender: FrameSender, count: int, batch_inbox: str = TOGETHER) -> list[tuple[Stream, Subscriber]]:
     """Streams without a token whose subscribers have got the accepted frame."""
-    made = []
+    streams = []
     for number in range(count):
         stream = stream_of(0)
-        made.append((stream, subscribe(stream, f"r{number}", batch_inbox=batch_inbox)))
+        streams.append((stream, subscribe(stream, f"r{number}", batch_inbox=batch_inbox)))
         sender.enqueue(stream)
     sender.drain()
-    return made
+    return streams
 
 
 def generate(sender: FrameSender, *growing: Stream, tokens: int = 1) -> None:
-    """What a step does."""
+    """Does to streams what a step does: they get a token, and their subscribers are served."""
     for stream in growing:
         grow(stream, tokens)
         sender.enqueue(stream)
@@ -129,29 +129,29 @@ def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
 
 
 @pytest.mark.parametrize("character", ["e", "é", "\x01", "😀"])
-@pytest.mark.parametrize("length", [1, 40, frame_sender.BATCH_BYTES // 40, frame_sender.BATCH_BYTES])
+@pytest.mark.parametrize("length", [1, 40, BATCH_BYTES // 40, BATCH_BYTES])
 def test_a_message_with_several_deltas_has_its_bound(character: str, length: int) -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
-    made = [(stream_of(0), f"r{number}" + "x" * 200) for number in range(40)]
-    for stream, reply in made:
+    readers = [(stream_of(0), f"r{number}" + "x" * 200) for number in range(40)]
+    for stream, reply in readers:
         subscribe(stream, reply, batch_inbox=TOGETHER)
         stream.completions[0].tokens.append(1)
         stream.completions[0].texts.append(character * length)
         sender.enqueue(stream)
     sender.drain()
-    assert all(len(data) <= frame_sender.BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
+    assert all(len(data) <= BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
     together = [reader for subject, data in bus.sent if subject == TOGETHER for reader, _ in batch_of(data)]
-    alone = [reply for _, reply in made if bus.starts(reply)]
-    assert sorted(together + alone) == sorted(reply for _, reply in made)
-    assert bool(together) == (length < frame_sender.BATCH_BYTES)
+    alone = [reply for _, reply in readers if bus.starts(reply)]
+    assert sorted(together + alone) == sorted(reply for _, reply in readers)
+    assert bool(together) == (length < BATCH_BYTES)
 
 
 @pytest.mark.parametrize("reported", [1, 40, 2000])
 def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int) -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
-    token = TokenLogprobs(1, pack(range(20)), struct.pack("<20f", *(-9.123456789 * rank for rank in range(20))))
+    token = ReportedLogprobs(1, pack(range(20)), struct.pack("<20f", *(-9.123456789 * rank for rank in range(20))))
     for number in range(8):
         stream = stream_of(1)
         stream.prompts = (pack([7] * reported),)
@@ -160,13 +160,13 @@ def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int
         sender.enqueue(stream)
     sender.drain()
     together = [data for subject, data in bus.sent if subject == TOGETHER]
-    assert all(len(data) <= frame_sender.BATCH_BYTES for data in together)
+    assert all(len(data) <= BATCH_BYTES for data in together)
     alone = [number for number in range(8) if bus.starts(f"r{number}")]
     assert sum(len(batch_of(data)) for data in together) + len(alone) == 8
     assert bool(together) == (reported == 1)
 
 
-async def test_what_a_broken_connection_did_not_take_is_sent_when_it_is_back() -> None:
+async def test_deltas_that_a_broken_connection_did_not_take_are_sent_when_it_is_back() -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
     (a, _), (b, _) = streams(sender, 2)

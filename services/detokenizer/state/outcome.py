@@ -1,4 +1,4 @@
-"""What a request's clients are told at its end beside the texts: which completions are the best, and its times."""
+"""The outcome of a request beside its texts: the best completions, and the times. Pure but for the clock."""
 
 import time
 from collections.abc import Sequence
@@ -6,47 +6,47 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from pagewire.shared.messages.client import Metrics
-from pagewire.shared.messages.done import TokenLogprobs
+from pagewire.shared.messages.done import ReportedLogprobs
 
 
 class Scored(Protocol):
     """A completion with the log-probabilities of its tokens."""
 
-    logprobs: list[TokenLogprobs] | None
+    logprobs: list[ReportedLogprobs] | None
 
 
 C = TypeVar("C", bound=Scored)
 
 
 def best_completions(completions: Sequence[C], prompts: int, best: int) -> list[C]:
-    """Returns of each of the `prompts` the `best` completions by cumulative log-probability, the best first.
+    """Returns the `best` completions of each of the `prompts` by cumulative log-probability, the best first.
 
-    The completions of a prompt follow each other. Of equal ones, the first is better.
+    The completions of a prompt follow each other. Equal ones keep their order.
     """
-    each = len(completions) // prompts
-    found: list[C] = []
-    for begin in range(0, len(completions), each):
-        found += sorted(completions[begin : begin + each], key=_cumulative_logprob, reverse=True)[:best]
-    return found
+    per_prompt = len(completions) // prompts
+    ranked: list[C] = []
+    for begin in range(0, len(completions), per_prompt):
+        ranked += sorted(completions[begin : begin + per_prompt], key=_cumulative_logprob, reverse=True)[:best]
+    return ranked
 
 
 def _cumulative_logprob(completion: Scored) -> float:
-    return sum(memoryview(found.values).cast("f")[0] for found in completion.logprobs or ())
+    return sum(memoryview(reported.values).cast("f")[0] for reported in completion.logprobs or ())
 
 
 @dataclass(slots=True)
 class Times:
-    """When a request was where, as Unix times; 0: not yet, or another detokenizer had it then."""
+    """The stages of a request as Unix times; 0: it has not reached the stage, or another detokenizer owned it then."""
 
     arrived: float
     scheduled: float = 0.0
-    """Begin of the first step with a token of its prompts."""
+    """Begin of the first step with a token of the prompts."""
     answered: float = 0.0
-    """First generated token."""
+    """Time of the first generated token."""
     ended: float = 0.0
 
     def note_row(self, elapsed_us: int, *, token: bool) -> None:
-        """Records a step with a row of the request, and whether that has brought its first token."""
+        """Records a step with a row of the request; `token`: whether the row has its first token."""
         now = time.time()
         self.scheduled = self.scheduled or now - elapsed_us / 1e6
         if token:
@@ -57,7 +57,7 @@ class Times:
         self.ended = time.time()
 
     def metrics(self) -> Metrics:
-        """Returns what the client of an ended request is told."""
+        """Returns the durations that the client of an ended request gets."""
         return Metrics(
             queued_time=_between(self.arrived, self.scheduled),
             prefill_time=_between(self.scheduled, self.answered),

@@ -1,10 +1,10 @@
-"""The streams in memory: those that are open, and those that ended lately."""
+"""The streams in memory, open ones and ended ones. Ended streams are also rebuilt from their records in the store."""
 
 import asyncio
 from collections.abc import Iterable
 
-from pagewire.services.detokenizer.restore import restore
-from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.state.restore import restore
+from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus import Store
 from pagewire.shared.bus.protocol import DONE_AGE
 from pagewire.shared.messages import Decoder
@@ -13,9 +13,9 @@ from pagewire.shared.messages.done import Done
 MAX_OPEN = 8192
 """Streams that may be open at once."""
 MAX_ENDED = 8192
-"""Ended streams that are kept in memory; the records of others remain in the store."""
+"""Maximum number of ended streams in memory; the records of others remain in the store."""
 MAX_ENDED_BYTES = 64 << 20
-"""Estimated size of the ended streams that are kept in memory."""
+"""Maximum size of the ended streams in memory, as `_size` estimates it."""
 KEEP_ENDED = DONE_AGE
 """Seconds for which an ended stream is kept in memory: as long as its record, which a full store may not have."""
 STREAM_BYTES = 2048
@@ -36,6 +36,7 @@ class Registry:
         self._ended_bytes = 0
         self._emptied = asyncio.Event()
         self._dropped: dict[str, None] = {}
+        """Ids of the requests whose streams were dropped last."""
 
     @property
     def open(self) -> Iterable[Stream]:
@@ -43,7 +44,7 @@ class Registry:
         return self._open.values()
 
     def __len__(self) -> int:
-        """Streams that have not ended."""
+        """Number of streams that have not ended."""
         return len(self._open)
 
     @property
@@ -56,7 +57,7 @@ class Registry:
         return self._open.get(request_id) or self._ended.get(request_id)
 
     async def recall(self, request_id: str) -> Stream | None:
-        """Returns the stream in memory, else the ended stream that the record of the request describes.
+        """Returns the stream in memory, else the ended stream that is rebuilt from its record.
 
         Raises:
             BusError: the record cannot be read now.
@@ -66,10 +67,10 @@ class Registry:
         data = await self._store.get_done(request_id)
         if (stream := self.find(request_id)) is not None or data is None:
             return stream
-        done = _done.try_decode(data)
-        if done is None:
+        record = _done.try_decode(data)
+        if record is None:
             return None  # a record of another release: the request counts as new
-        stream = restore(done)
+        stream = restore(record)
         self._keep(stream)
         return stream
 
@@ -79,7 +80,7 @@ class Registry:
         self._open[stream.request_id] = stream
 
     def drop(self, stream: Stream) -> None:
-        """Forgets an open stream, which another detokenizer has."""
+        """Forgets an open stream, which another detokenizer owns."""
         if self._open.get(stream.request_id) is stream:
             self._remove_open(stream)
             self._dropped[stream.request_id] = None
@@ -87,11 +88,11 @@ class Registry:
                 del self._dropped[next(iter(self._dropped))]
 
     def has_dropped(self, request_id: str) -> bool:
-        """Returns whether another detokenizer has a stream that was here."""
+        """Returns whether a stream was dropped lately: another detokenizer owns it."""
         return request_id in self._dropped
 
     def move_to_ended(self, stream: Stream) -> None:
-        """Keeps a stream that was open and has ended for `KEEP_ENDED` seconds."""
+        """Keeps a stream that has ended for `KEEP_ENDED` more seconds."""
         assert stream.state is StreamState.ENDED
         self._remove_open(stream)
         self._keep(stream)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.detokenizer.stream import StreamedChoice, TokenGap, open_choices
+from pagewire.services.detokenizer.state.completion import StreamedChoice, TokenGap, open_choices
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.step import Finish
@@ -46,43 +46,43 @@ def feed(target: StreamedChoice, tokens: list[int], last: Finish = NONE) -> Stre
 
 
 def test_one_text_per_token() -> None:
-    said = feed(choice(), ids("Hello world!"))
-    assert said.texts == ["Hello", " world", "!"]
-    assert (said.finish, said.stop_reason) == (None, None)
+    completion = feed(choice(), ids("Hello world!"))
+    assert completion.texts == ["Hello", " world", "!"]
+    assert (completion.finish, completion.stop_reason) == (None, None)
 
 
 def test_known_tokens_win() -> None:
-    said = feed(choice(), ids("Hello world"))
-    assert not said.accept(1, ids("!")[0], LENGTH)
-    assert said.tokens == ids("Hello world")
-    assert said.finish is None
+    completion = feed(choice(), ids("Hello world"))
+    assert not completion.accept(1, ids("!")[0], LENGTH)
+    assert completion.tokens == ids("Hello world")
+    assert completion.finish is None
 
 
 def test_a_gap_is_never_applied() -> None:
-    said = feed(choice(), ids("Hello"))
+    completion = feed(choice(), ids("Hello"))
     with pytest.raises(TokenGap):
-        said.accept(2, 1, NONE)
-    assert said.tokens == ids("Hello")
+        completion.accept(2, 1, NONE)
+    assert completion.tokens == ids("Hello")
 
 
 def test_the_length_ends_it_with_everything_that_was_held_back() -> None:
-    said = feed(choice(stop=("!!!",)), ids("Hi!")[:1] + ids("!") + ids("🦙")[:1], LENGTH)
-    assert said.texts == ["Hi", "", "!\ufffd"]
-    assert (said.finish, said.stop_reason) == ("length", None)
+    completion = feed(choice(stop=("!!!",)), ids("Hi!")[:1] + ids("!") + ids("🦙")[:1], LENGTH)
+    assert completion.texts == ["Hi", "", "!\ufffd"]
+    assert (completion.finish, completion.stop_reason) == ("length", None)
 
 
 def test_the_end_token_is_kept_and_silent() -> None:
-    said = feed(choice(), [*ids("Hi"), END], STOP)
-    assert (said.tokens, said.texts) == ([*ids("Hi"), END], ["Hi", ""])
-    assert (said.finish, said.stop_reason) == ("stop", None)
+    completion = feed(choice(), [*ids("Hi"), END], STOP)
+    assert (completion.tokens, completion.texts) == ([*ids("Hi"), END], ["Hi", ""])
+    assert (completion.finish, completion.stop_reason) == ("stop", None)
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "Hi"), (True, "Hi!")])
 def test_a_named_stop_token_is_reported(include: bool, text: str) -> None:
     (mark,) = ids("!")
-    said = feed(choice(stop_token_ids=(mark,), include_stop=include), [*ids("Hi"), mark], STOP)
-    assert ("".join(said.texts), said.finish, said.stop_reason) == (text, "stop", mark)
-    assert said.tokens[-1] == mark
+    completion = feed(choice(stop_token_ids=(mark,), include_stop=include), [*ids("Hi"), mark], STOP)
+    assert ("".join(completion.texts), completion.finish, completion.stop_reason) == (text, "stop", mark)
+    assert completion.tokens[-1] == mark
 
 
 def test_a_stop_token_releases_what_was_held_back() -> None:
@@ -90,28 +90,28 @@ def test_a_stop_token_releases_what_was_held_back() -> None:
 
 
 def test_a_stop_string_ends_it_at_the_token_that_completes_it() -> None:
-    said = feed(choice(stop=(" wor",)), ids("Hello world and more"))
-    assert said.tokens == ids("Hello world")
-    assert (said.texts, said.finish, said.stop_reason) == (["Hello", ""], "stop", " wor")
-    assert not said.accept(2, 1, NONE)
+    completion = feed(choice(stop=(" wor",)), ids("Hello world and more"))
+    assert completion.tokens == ids("Hello world")
+    assert (completion.texts, completion.finish, completion.stop_reason) == (["Hello", ""], "stop", " wor")
+    assert not completion.accept(2, 1, NONE)
 
 
 def test_a_stop_string_wins_over_the_length_at_the_same_token() -> None:
-    said = feed(choice(stop=("world",)), ids("Hello world"), LENGTH)
-    assert (said.finish, said.stop_reason, "".join(said.texts)) == ("stop", "world", "Hello ")
+    completion = feed(choice(stop=("world",)), ids("Hello world"), LENGTH)
+    assert (completion.finish, completion.stop_reason, "".join(completion.texts)) == ("stop", "world", "Hello ")
 
 
 def test_no_stop_string_counts_below_the_minimum() -> None:
-    said = feed(choice(stop=("a",), min_tokens=3), ids(" a a a a a"))
-    assert len(said.tokens) == 4
-    assert "".join(said.texts) == " a a a "
+    completion = feed(choice(stop=("a",), min_tokens=3), ids(" a a a a a"))
+    assert len(completion.tokens) == 4
+    assert "".join(completion.texts) == " a a a "
 
 
 def test_a_cancel_leaves_the_text_as_it_was_sent() -> None:
-    said = feed(choice(stop=("world!",)), ids("Hello world"))
-    said.cancel()
-    assert (said.finish, "".join(said.texts)) == ("cancelled", "Hello ")
-    said.cancel()
+    completion = feed(choice(stop=("world!",)), ids("Hello world"))
+    completion.cancel()
+    assert (completion.finish, "".join(completion.texts)) == ("cancelled", "Hello ")
+    completion.cancel()
     ended = feed(choice(), ids("x"), LENGTH)
     ended.cancel()
     assert ended.finish == "length"
@@ -140,19 +140,19 @@ def test_the_texts_join_to_the_text_of_the_whole(
 ) -> None:
     stops = [*stops, *([text[3:5]] if text[3:5] else [])]
     tokens = [*ids(text), END]
-    said = feed(choice(stop=tuple(stops), include_stop=include, min_tokens=min_tokens), tokens, finish)
-    assert len(said.texts) == len(said.tokens)
-    assert said.tokens == tokens[: len(said.tokens)]
+    completion = feed(choice(stop=tuple(stops), include_stop=include, min_tokens=min_tokens), tokens, finish)
+    assert len(completion.texts) == len(completion.tokens)
+    assert completion.tokens == tokens[: len(completion.tokens)]
     whole = tokenizer("gpt2").decode(tokens)
-    if said.stop_reason is None:
-        assert "".join(said.texts) == whole
-        assert said.tokens == tokens
+    if completion.stop_reason is None:
+        assert "".join(completion.texts) == whole
+        assert completion.tokens == tokens
     else:
-        assert isinstance(said.stop_reason, str)
-        assert len(said.tokens) > min_tokens
-        shown = "".join(said.texts) + ("" if include else said.stop_reason)
+        assert isinstance(completion.stop_reason, str)
+        assert len(completion.tokens) > min_tokens
+        shown = "".join(completion.texts) + ("" if include else completion.stop_reason)
         assert whole.startswith(shown)
-        assert shown.endswith(said.stop_reason)
+        assert shown.endswith(completion.stop_reason)
 
 
 @given(st.text(max_size=30), st.data())

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from pagewire.services.detokenizer import frame_sender
-from pagewire.services.detokenizer.frame_sender import FrameSender
-from pagewire.services.detokenizer.stream import StreamState
+from pagewire.services.detokenizer.frames import frame_sender
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
+from pagewire.services.detokenizer.state.stream import StreamState
 from pagewire.shared.messages.client import Final
-from tests.services.detokenizer.senders import ACCEPTED, SlowBus, end, grow, stream_of, subscribe
+from tests.services.detokenizer.frames.senders import ACCEPTED, SlowBus, end, grow, stream_of, subscribe
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from pagewire.services.detokenizer import finalizer
-from pagewire.services.detokenizer.finalizer import AbortNotifier
+from pagewire.services.detokenizer import abort_notifier
+from pagewire.services.detokenizer.abort_notifier import AbortNotifier
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -40,13 +40,13 @@ async def test_the_scheduler_is_asked_once_if_it_answers() -> None:
 
 
 async def test_the_scheduler_is_asked_again_if_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finalizer, "ABORT_TIMEOUT", 0.02)
+    monkeypatch.setattr(abort_notifier, "ABORT_TIMEOUT", 0.02)
     assert len(await abort([False, False, True])) == 3
-    assert len(await abort([False] * finalizer.ABORT_ATTEMPTS)) == finalizer.ABORT_ATTEMPTS
+    assert len(await abort([False] * abort_notifier.ABORT_ATTEMPTS)) == abort_notifier.ABORT_ATTEMPTS
 
 
 async def test_a_scheduler_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finalizer, "ABSENCE", 0.05)
+    monkeypatch.setattr(abort_notifier, "ABSENCE", 0.05)
     assert await abort([]) == []
 
 

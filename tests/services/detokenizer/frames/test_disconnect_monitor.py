@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.detokenizer import frame_sender, service
-from pagewire.services.detokenizer.frame_sender import MAX_UNDELIVERED, DisconnectMonitor, FrameSender
-from pagewire.services.detokenizer.stream import Completion, Stream, Subscriber
+from pagewire.services.detokenizer import service
+from pagewire.services.detokenizer.frames import disconnect_monitor
+from pagewire.services.detokenizer.frames.disconnect_monitor import MAX_UNDELIVERED, DisconnectMonitor
+from pagewire.services.detokenizer.frames.frame_sender import FrameSender
+from pagewire.services.detokenizer.state.completion import Completion
+from pagewire.services.detokenizer.state.stream import Stream, Subscriber
 from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.abort import AbortReason
@@ -106,7 +109,7 @@ async def test_a_reader_without_a_stream_is_not_asked() -> None:
     assert not scene.subscriber.probe
 
 
-async def test_what_a_reader_itself_answers_does_not_count() -> None:
+async def test_an_answer_of_the_reader_itself_does_not_count() -> None:
     scene = Scene()
     await scene.monitor.listen()
 
@@ -121,7 +124,7 @@ async def test_what_a_reader_itself_answers_does_not_count() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KEEP_ALIVE_INTERVAL", 0.005)
-    monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 3)
+    monkeypatch.setattr(disconnect_monitor, "MAX_UNDELIVERED", 3)
 
 
 async def generate(world: Rig) -> None:

@@ -1,0 +1,81 @@
+"""The last frame of a stream, and log-probabilities as clients get them. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from pagewire.services.detokenizer.state.stream import Stream
+from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
+from pagewire.shared.messages import client, unpack
+from pagewire.shared.messages.client import (
+    Choice,
+    Final,
+    FinalChoice,
+    Logprob,
+    Result,
+    Usage,
+)
+from pagewire.shared.messages.done import ReportedLogprobs
+
+
+def spelled(reported: ReportedLogprobs, spell: Callable[[int], str]) -> client.TokenLogprobs:
+    """Returns the log-probabilities of one token as a client gets them; `spell` returns the text of a token alone."""
+    ids, values = memoryview(reported.ids).cast("I"), memoryview(reported.values).cast("f")
+    logprobs = {ids[0]: Logprob(values[0], reported.rank, spell(ids[0]))}
+    for rank, token in enumerate(ids[1:], 1):
+        if token not in logprobs:
+            logprobs[token] = Logprob(values[rank], rank, spell(token))
+    return logprobs
+
+
+def last_frame(
+    stream: Stream, encoding: int, spell: Callable[[int], str], *, streaming: bool
+) -> tuple[bytes, dict[str, str] | None]:
+    """Returns the bytes and the headers of the last frame of a stream, or of the only reply without one."""
+    if stream.error is not None:
+        frame = error_frame(stream.error, stream.public_id, stream.tokens)
+        return encode_frame(frame, encoding), error_headers(stream.error)
+    returned, metrics = stream.returned, stream.times.metrics()
+    tokens = sum(len(completion.tokens) for completion in returned)
+    usage = Usage(stream.prompt_tokens, tokens, stream.cached_tokens)
+    if streaming:
+        ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(returned)]
+        return encode_frame(Final(stream.public_id, ends, usage, *_prompts(stream, spell), metrics), encoding), None
+    choices = [
+        Choice(
+            index=index,
+            text="".join(completion.texts),
+            token_ids=completion.tokens,
+            finish_reason=completion.finish or "cancelled",
+            stop_reason=completion.stop_reason,
+            logprobs=None
+            if completion.logprobs is None or stream.hides_logprobs
+            else [spelled(reported, spell) for reported in completion.logprobs],
+            score=completion.score,
+        )
+        for index, completion in enumerate(returned)
+    ]
+    form = stream.chat_format
+    result = Result(stream.public_id, choices, usage, *_prompts(stream, spell), metrics=metrics, chat_format=form)
+    return encode_frame(result, encoding), None
+
+
+def _prompts(
+    stream: Stream, spell: Callable[[int], str]
+) -> tuple[list[list[int]] | None, list[client.PromptLogprobs] | None]:
+    """Returns ids and log-probabilities of the prompts, if the request asks for them."""
+    if not stream.prompts:
+        return None, None
+    logprobs = [spelled_prompt(prompt, spell) for prompt in stream.prompt_logprobs]
+    return [unpack(prompt) for prompt in stream.prompts], logprobs or None
+
+
+def prompt_before(stream: Stream, index: int) -> Sequence[ReportedLogprobs | None]:
+    """Returns the log-probabilities of the prompt that come with a completion: the first one of the prompt."""
+    if not stream.prompts:
+        return ()
+    prompt, completion = divmod(index, len(stream.completions) // len(stream.prompts))
+    return () if completion or not stream.prompt_logprobs else stream.prompt_logprobs[prompt]
+
+
+def spelled_prompt(prompt: Sequence[ReportedLogprobs | None], spell: Callable[[int], str]) -> client.PromptLogprobs:
+    """Returns the log-probabilities of a prompt as a client gets them."""
+    return [None if reported is None else spelled(reported, spell) for reported in prompt]

@@ -1,0 +1,145 @@
+"""Which choice each row of a step belongs to, and the effects of a step on the streams. No I/O.
+
+The map is rebuilt from `Attach` messages: each binds the sequences of one request, and unbinds the ones before.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagewire.services.detokenizer.state.completion import StreamedChoice, TokenGap
+from pagewire.services.detokenizer.state.stream import Stream
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.done import ReportedLogprobs
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+
+
+@dataclass(slots=True)
+class StepEffects:
+    """The effects of one step on the streams of this process."""
+
+    touched: set[Stream] = field(default_factory=set)
+    """Streams with new tokens."""
+    ended: set[Stream] = field(default_factory=set)
+    """Streams with a completion that has ended."""
+    stopped: dict[Stream, list[int]] = field(default_factory=dict)
+    """Sequences that a stop string has ended, which the device does not know yet."""
+    gapped: set[Stream] = field(default_factory=set)
+    """Streams that miss a token."""
+    not_finite: set[Stream] = field(default_factory=set)
+    """Streams with a sequence whose logits were not finite."""
+    tokens: int = 0
+    """Number of tokens that were appended."""
+    started: list[Stream] = field(default_factory=list)
+    """Streams with a completion that got its first token."""
+    before: dict[float, int] = field(default_factory=dict)
+    """Number of rows with a new token, by the monotonic time at which the token before it was read."""
+
+    def note_before(self, at: float, rows: int) -> None:
+        """Counts rows whose token before the new one was read at a time; 0: no token was, or elsewhere."""
+        if at:
+            self.before[at] = self.before.get(at, 0) + rows
+
+
+class SequenceMap:
+    """The choice of each attached sequence."""
+
+    def __init__(self) -> None:
+        self._terms: dict[int, dict[int, tuple[Stream, StreamedChoice]]] = {}
+        """Stream and choice of each sequence, by term and sequence id."""
+
+    def bind(self, stream: Stream, choices: Sequence[StreamedChoice], attach: Attach) -> None:
+        """Assigns the sequences of an attachment to the choices of a stream."""
+        sequences = self._terms.setdefault(attach.term, {})
+        for sequence, choice in enumerate(choices, attach.first_sequence):
+            sequences[sequence] = stream, choice
+
+    def unbind(self, stream: Stream, attach: Attach) -> None:
+        """Removes the sequences of an attachment: their rows are ignored from now on."""
+        sequences = self._terms.get(attach.term, {})
+        for sequence in range(attach.first_sequence, attach.first_sequence + len(stream.completions)):
+            sequences.pop(sequence, None)
+        if not sequences:
+            self._terms.pop(attach.term, None)
+
+    def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
+        """Appends the tokens of a step, read at time `now`, to their choices; with `only`, to that stream's alone."""
+        effects = StepEffects()
+        sequences = self._terms.get(output.term)
+        if sequences is None:
+            return effects
+        if only is not None:
+            sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
+        if output.logprob_tokens:
+            _keep_reported(output, sequences)
+        first, more = output.split_tokens()
+        rows, noted, further, last = 0, 0, 0, 0.0
+        for sequence, start, count, token, finish in zip(
+            memoryview(output.sequences).cast("I"),
+            memoryview(output.starts).cast("I"),
+            memoryview(output.counts).cast("I"),
+            first,
+            output.finishes,
+            strict=True,
+        ):
+            bound = sequences.get(sequence)
+            if bound is None:
+                continue
+            stream, choice = bound
+            if finish and finish == Finish.NOT_FINITE:
+                effects.not_finite.add(stream)
+                continue
+            if token == NO_TOKEN:
+                stream.cached_tokens += choice.count_cached(start)
+                stream.times.note_row(output.elapsed_us, token=False)
+                continue
+            position = start + count - choice.prompt_length
+            try:
+                if more and sequence in more:
+                    new = _accept_all(choice, position, [token, *more[sequence]], finish)
+                    further += max(0, new - 1)
+                else:
+                    new = choice.accept(position, token, finish)
+            except TokenGap:
+                effects.gapped.add(stream)
+                continue
+            if not new:
+                continue
+            effects.touched.add(stream)
+            before = choice.token_at
+            if before != last:  # nearly all rows have their last tokens from the same step
+                effects.note_before(last, rows - noted)
+                last, noted = before, rows
+            rows += 1
+            choice.token_at = now
+            if not before and len(choice.tokens) == new:
+                effects.started.append(stream)
+                stream.cached_tokens += choice.count_cached(start)
+                stream.times.note_row(output.elapsed_us, token=True)
+            if choice.finish is not None:
+                effects.ended.add(stream)
+                if finish == Finish.NONE:
+                    effects.stopped.setdefault(stream, []).append(sequence)
+        effects.note_before(last, rows - noted)
+        effects.tokens = rows + further
+        return effects
+
+
+def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
+    """Hands the log-probabilities that a step reports to the choices of these sequences."""
+    numbers = iter(unpack(output.logprob_tokens))
+    begin = 0
+    for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
+        end = begin + 4 * count
+        if sequence in sequences:
+            logprobs = ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
+            sequences[sequence][1].report(position, logprobs)
+        begin = end
+
+
+def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:
+    """Appends the tokens of a row from `position` on, the last with `finish`; returns the number of new ones."""
+    last = len(tokens) - 1
+    return sum(
+        choice.accept(position + i, token, finish if i == last else Finish.NONE) for i, token in enumerate(tokens)
+    )

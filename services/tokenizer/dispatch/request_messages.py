@@ -1,0 +1,89 @@
+"""The messages that dispatch an encoded request: one to its detokenizer, one to the work queue."""
+
+import math
+import secrets
+import time
+from dataclasses import dataclass
+
+from pagewire.services.tokenizer.request_encoder import EncodedRequest
+from pagewire.services.tokenizer.validation import sampling_checks
+from pagewire.shared import subjects
+from pagewire.shared.bus import Headers
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.open import OpenStream
+from pagewire.shared.messages.work import WorkItem
+
+PROMPT_TAIL = 16
+"""Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+SECRET_BYTES = 16
+"""Random bytes at the end of the subjects that cancel and resume a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMessages:
+    """The two messages of a request, and the headers of both."""
+
+    opening: OpenStream
+    """Opens the client's stream."""
+    work: WorkItem
+    """The work for a scheduler, still without the detokenizer that has opened the stream."""
+    headers: Headers
+    """Trace context."""
+
+
+def request_messages(encoded: EncodedRequest, seconds_left: float, headers: Headers) -> RequestMessages:
+    """Returns the messages of a request whose deadline is in `seconds_left` seconds."""
+    deadline = time.time() + seconds_left
+    opening = open_stream(encoded, deadline, math.ceil(seconds_left * 1000), secrets.token_bytes(SECRET_BYTES))
+    return RequestMessages(opening, work_item(encoded, deadline), headers)
+
+
+def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secret: bytes) -> OpenStream:
+    """Returns the message to the detokenizer. `deadline` is a Unix time in seconds; it is in `timeout_ms`."""
+    checked, request = encoded.checked, encoded.checked.request
+    params = request.sampling
+    tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
+    sequences = sampling_checks.num_sequences(params)
+    ranks = sequences > params.n
+    return OpenStream(
+        request_id=subjects.owned(checked.tenant, checked.request_id),
+        digest=encoded.digest,
+        reply=checked.reply,
+        encoding=checked.encoding,
+        stream=request.stream,
+        prompts=tuple(pack(ids[tail:]) for ids in encoded.prompts),
+        prompt_lengths=pack(map(len, encoded.prompts)),
+        n=sequences,
+        stop=sampling_checks.stop_strings(params),
+        stop_token_ids=sampling_checks.stop_tokens(params),
+        include_stop=params.include_stop_str_in_output,
+        skip_special=encoded.skip_special,
+        min_tokens=params.min_tokens,
+        timeout_ms=timeout_ms,
+        fresh=checked.fresh,
+        batch_inbox=checked.batch_inbox,
+        deadline=deadline,
+        secret=secret,
+        logprobs=params.logprobs is not None or ranks,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        chat_format=encoded.chat_format,
+        best=params.n if ranks else 0,
+        hides_logprobs=params.logprobs is None and ranks,
+        return_token_ids=request.return_token_ids,
+    )
+
+
+def work_item(encoded: EncodedRequest, deadline: float) -> WorkItem:
+    """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
+    checked, request = encoded.checked, encoded.checked.request
+    return WorkItem(
+        request_id=subjects.owned(checked.tenant, checked.request_id),
+        detokenizer="",
+        prompts=tuple(map(pack, encoded.prompts)),
+        n=sampling_checks.num_sequences(request.sampling),
+        sampling=encoded.sampling,
+        priority=request.priority,
+        deadline=deadline,
+        user=subjects.owned(checked.tenant, request.user),
+        cache_salt=subjects.owned(checked.tenant, request.cache_salt),
+    )
