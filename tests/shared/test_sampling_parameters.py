@@ -14,7 +14,7 @@ from pagewire.shared.messages.work import GREEDY
 from pagewire.shared.sampling_parameters import PARAMETERS, RECORD, Parameter, record, unpack_record
 
 ROOT = Path(__file__).parents[2]
-NOT_COUNTED = (":!tests", ":!docs", ":!bench", ":!*.md", ":!*.txt")
+NOT_COUNTED = (":!tests", ":!docs", ":!bench", ":!tools", ":!*.md", ":!*.txt")
 MOST_FILES = 6
 COMMON = ("temperature", "top_p")
 """Named wherever sampling is shown, such as in benchmarks."""

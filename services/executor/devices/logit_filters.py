@@ -49,7 +49,9 @@ def _filter(scaled: Tensor, records: Record) -> None:
         elif nucleus[group].any():
             best = some.topk(min(CANDIDATES, some.shape[1])).values
         if nucleus[group].any():
-            bound = _nucleus(some, best, bound, _column(top_p[group], scaled, torch.float64))
+            raised = _nucleus(some, best, bound, _column(top_p[group], scaled, torch.float64))
+            # A share of 1 is reached one token too early or too late where sums are rounded.
+            bound = torch.where(_column(nucleus[group], scaled, torch.bool), raised, bound)
         scaled[index] = some.masked_fill_(some < bound, -torch.inf)
 
 

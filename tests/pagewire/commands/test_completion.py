@@ -26,7 +26,7 @@ def scripts() -> dict[str, str]:
         (["serve", "--dtype", ""], {"auto", "float32", "bfloat16", "float16"}),
         (["serve", "--lease-w"], {"--lease-window"}),
         (["serve", "--num-kv-blocks", ""], set()),
-        (["bench", "lea"], {"lease"}),
+        (["bench", "qua"], {"quality"}),
         (["completion", ""], {"bash", "fish", "zsh"}),
         (["chat", "--temp"], {"--temperature"}),
         (["serve", "--prefix-cache", "--no-prefix-c"], {"--no-prefix-cache"}),

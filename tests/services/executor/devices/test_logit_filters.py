@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.logit_filters import CANDIDATES, processed_logits
@@ -41,6 +41,15 @@ def test_the_kept_tokens_are_those_of_a_full_sort(
 
 
 @settings(max_examples=20, deadline=None)
+@example(
+    rows=[
+        *[Sampling(temperature=1.0)] * 2,
+        Sampling(temperature=0.25, top_k=727),
+        *[Sampling(temperature=1.0)] * 2,
+        Sampling(temperature=1.0, top_p=0.5, top_k=1),
+    ],
+    seed=4,
+)
 @given(rows=st.lists(samplings, min_size=2, max_size=6), seed=st.integers(0, 1000))
 def test_a_row_does_not_depend_on_its_neighbours(rows: list[Sampling], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, (len(rows), 2000)).astype(np.float32)
