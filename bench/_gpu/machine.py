@@ -15,8 +15,9 @@ import torch
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
+from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
+from pagewire.services.executor.devices.cuda.step_attention import Backend
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim.roofline import GPUS, Gpu

@@ -8,13 +8,14 @@ import structlog
 import torch
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
-from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
+from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
+from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.output_ring import NOTHING, OutputRing, PendingCopy, Report, Reports
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
+from pagewire.services.executor.devices.cuda.step_attention import Backend
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.logit_filters import processed_logits

@@ -14,7 +14,7 @@ from pagewire.kernels.triton.sampling.edit_logits import edit_logits
 from pagewire.kernels.triton.sampling.sampler import TILE, sample
 from pagewire.kernels.triton.step.bookkeeping import bookkeeping
 from pagewire.kernels.triton.step.step_inputs import StepInputs, step_inputs
-from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.step_attention import Backend, StepAttention
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns

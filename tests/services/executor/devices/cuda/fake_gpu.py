@@ -26,12 +26,12 @@ from pagewire.bench.shapes import SHAPES
 from pagewire.kernels.gpu_arch import SHARED_MEMORY
 from pagewire.kernels.triton.compile import configurations
 from pagewire.kernels.triton.jit import Configuration
-from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
+from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
+from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.open import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
-from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling_parameters import record

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
+from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime
-from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec

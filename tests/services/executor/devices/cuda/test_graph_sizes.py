@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.devices.cuda.buckets import (
+from pagewire.services.executor.devices.cuda.graph_sizes import (
     LARGEST,
     Bucket,
     Buckets,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.step_attention import KVPool
+from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from tests.services.executor.devices.cuda.twins import runtime
