@@ -44,5 +44,5 @@ class Progress:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Leaves out the letter of a test that has ended: the lines count them."""
-        plain = (report.when == "call" or report.skipped) and not hasattr(report, "wasxfail")
+        plain = (report.when == "call" or report.outcome == "skipped") and not hasattr(report, "wasxfail")
         return (report.outcome, "", report.outcome.upper()) if plain else None
