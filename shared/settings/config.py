@@ -18,6 +18,9 @@ MAX_STORE = 1 << 30
 """Default bytes of JetStream's storage."""
 STEP_TOKENS = 512
 """Initial number of tokens per step without `max_num_batched_tokens`."""
+SIZES_PER_OCTAVE = 4
+"""Sizes of steps that a GPU has graphs for, from one power of two to the next. A step between two of them takes as long
+as the larger one."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

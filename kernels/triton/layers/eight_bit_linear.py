@@ -104,7 +104,7 @@ class EightBitMatrix:
     scales: torch.Tensor
     """float32 [groups, N]."""
     counters: torch.Tensor
-    """See `split_inputs.counters_of`."""
+    """int32, a counter for each tile of outputs, 0 before and after each product."""
 
     @property
     def group(self) -> int:

@@ -217,7 +217,7 @@ def widening(dtype: torch.dtype, bits: int, zero: int) -> tuple[str, ...]:
         return (int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF) * 0x10001
 
     def half(shift: int, mask: int, base: int, subtracted: float, target: str) -> str:
-        """Returns what writes `base` with the masked bits of the words in place, less a number, to a register."""
+        """Returns instructions that put the masked bits of two words into the last places of `base`, and subtract."""
         shifted = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
         return (
             f"{shifted} lop3.b32 t, t, {mask * 0x10001}, {base * 0x10001}, 0xEA; mov.b32 z, {number(-subtracted)};"
@@ -254,7 +254,7 @@ class IntegerMatrix:
     zero: int
     """The code of the weight 0, where there are no minima."""
     counters: torch.Tensor
-    """See `split_inputs.counters_of`."""
+    """int32, a counter for each tile of outputs, 0 before and after each product."""
 
     @property
     def outputs(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pagewire.services.scheduler.policy.term_limits import TermLimits
+from pagewire.shared.settings.config import SIZES_PER_OCTAVE
 
 STEP_TARGET_MS = 50.0
 """Target in milliseconds where none is set. Longer steps delay the next token of every sequence that decodes."""
@@ -28,9 +29,6 @@ PROMPT_STEPS = 8
 decodes grows with them, and time to first token and time between tokens grow together."""
 MIXED_GROWTH = 4
 """Greatest factor by which that room grows."""
-SIZES_PER_OCTAVE = 4
-"""Sizes of steps that a GPU has graphs for, from one power of two to the next. A step between two of them takes as long
-as the larger one."""
 
 
 @dataclass

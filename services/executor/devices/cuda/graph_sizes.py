@@ -4,6 +4,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import SIZES_PER_OCTAVE
 
 LARGEST = 2048
 """Tokens of the largest captured step. In a larger step, launching kernels one by one is faster than computing them."""
@@ -28,7 +29,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 def mixed_sizes(max_tokens: int) -> list[int]:
     """Returns the tokens of captured mixed steps: four sizes per octave from 16 on, so at most a fifth is padding."""
     largest = min(max_tokens, LARGEST)
-    ladder = (quarters << octave for octave in range(2, 10) for quarters in range(4, 8))
+    ladder = (size << octave for octave in range(2, 10) for size in range(SIZES_PER_OCTAVE, 2 * SIZES_PER_OCTAVE))
     return sorted({size for size in ladder if size < largest} | {largest})
 
 
