@@ -120,7 +120,7 @@ async def _run(transport: str, streams: int, seconds: float, waiting: int = 0) -
         device="sim:zero",
         max_num_seqs=max(1, streams * 3 // 4) if waiting else streams,  # so that an active stream always comes first
         max_num_batched_tokens=streams + 512,
-        num_kv_blocks=(TOKENS_PER_REQUEST // 16 + 8) * streams,
+        num_kv_blocks=max((TOKENS_PER_REQUEST // 16 + 8) * streams, 128),  # one sequence of 2,048 tokens fits at least
         log_level="error",
     )
     async with Stack(settings, PIPELINE if transport == "nats" else (*PIPELINE, GATEWAY)) as stack:
