@@ -3,7 +3,7 @@
 import secrets
 
 import structlog
-from opentelemetry.trace import format_trace_id, get_current_span
+from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.dispatch.request_messages import request_messages
@@ -39,22 +39,25 @@ class InputProcessor:
         """
         drawn_id = secrets.token_hex(12)
         with tracing.tracer().start_as_current_span("receive", context=tracing.extract(message.headers)) as span:
-            note(request_id=drawn_id)
+            note(span, request_id=drawn_id)
             try:
-                note(outcome=(await self._process(message, drawn_id, arrived, refusal)).value)
+                outcome = await self._process(span, message, drawn_id, arrived, refusal)
+                note(span, outcome=outcome.value)
             except RequestError as error:
-                note(request_id=self._replier.refuse(message, error, drawn_id), outcome=error.kind)
+                note(span, request_id=self._replier.refuse(message, error, drawn_id), outcome=error.kind)
                 tracing.fail(span, error)
             context = span.get_span_context()
             trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
             _log.info("request", **trace)
 
-    async def _process(self, message: Message, drawn_id: str, arrived: float, refusal: Overloaded | None) -> Outcome:
+    async def _process(
+        self, span: Span, message: Message, drawn_id: str, arrived: float, refusal: Overloaded | None
+    ) -> Outcome:
         checked = check_request(message, drawn_id, arrived, self._model, self._max_logprobs)
-        note(request_id=checked.request_id)
-        describe(checked.request, self._model.name)
+        note(span, request_id=checked.request_id)
+        describe(span, checked.request, self._model.name)
         encoded = await self._encoder.encode(checked)
         headers: dict[str, str] = {}
-        tracing.inject(headers, get_current_span())
+        tracing.inject(headers, span)
         messages = request_messages(encoded, checked.seconds_left(), headers)
         return await self._dispatcher.dispatch(messages, refusal)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 from msgspec.structs import asdict, astuple, replace
+from opentelemetry.trace import get_current_span
 
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
@@ -90,7 +91,7 @@ class RequestEncoder:
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
-        note(prompt_tokens=sum(map(len, prompts)))
+        note(get_current_span(), prompt_tokens=sum(map(len, prompts)))
         lengths = check_tokens(prompts, self._limits)
         digest = digest_of(request)
         sampling = sampling_checks.resolve(

@@ -1,7 +1,7 @@
 """The span and the log line of a request: its parameters, by OpenTelemetry's conventions for generative AI."""
 
 import structlog
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from pagewire.shared.messages.client import GenerateRequest
@@ -9,15 +9,14 @@ from pagewire.shared.sampling_parameters import PARAMETERS
 from pagewire.shared.telemetry import tracing
 
 
-def note(**values: str | int) -> None:
-    """Adds values to the span and to the log line of the request that the current task processes."""
-    get_current_span().set_attributes(values)
+def note(span: Span, **values: str | int) -> None:
+    """Adds values to the span of a request, and to the log line of the request that the current task processes."""
+    span.set_attributes(values)
     structlog.contextvars.bind_contextvars(**values)
 
 
-def describe(request: GenerateRequest, model: str) -> None:
+def describe(span: Span, request: GenerateRequest, model: str) -> None:
     """Adds model and parameters to the span of a request, if it is traced. `model` is the served name."""
-    span = get_current_span()
     if not span.is_recording():
         return
     sampling = request.sampling
