@@ -1,5 +1,6 @@
 """The errors that users can get. `docs/protocol.md` lists the codes of those that end a request."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -71,6 +72,18 @@ class NotPermitted(BusError):
     """The broker forbids this user to publish or subscribe to a subject."""
 
 
+@dataclass(frozen=True, slots=True)
+class ContextLengths:
+    """The lengths that do not fit, in tokens."""
+
+    prompt: int
+    """Tokens of the longest prompt, at least."""
+    max_tokens: int
+    """Tokens that the request asks for; 0: the prompt alone is too long."""
+    context: int
+    """Context length of the model."""
+
+
 class RequestError(PagewireError):
     """Base class of the errors that end a request with an error frame.
 
@@ -80,17 +93,26 @@ class RequestError(PagewireError):
         retryable: whether the same request may succeed later.
         retry_after_ms: when to retry, in milliseconds from now; None: unknown.
         field: name of the invalid field of the request; None: no single field is to blame.
+        lengths: the lengths of a request that exceeds the context; None: it is not too long.
     """
 
     code: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, retry_after_ms: int | None = None, *, field: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_ms: int | None = None,
+        *,
+        field: str | None = None,
+        lengths: ContextLengths | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
         self.field = field
+        self.lengths = lengths
 
 
 class InvalidRequest(RequestError):

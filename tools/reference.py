@@ -5,7 +5,8 @@ from pathlib import Path
 import yaml
 
 from pagewire.services.gateway.openapi import GET_PATHS, ROUTES, fields, kind_of
-from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields, unknown_fields
+from pagewire.services.gateway.requests import api_elements, sampling_fields, unknown_fields
+from pagewire.services.gateway.requests.api_elements import Treatment
 from pagewire.shared.settings.config import FIELDS, Settings, variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
@@ -64,13 +65,19 @@ def http() -> str:
         lines += ["", f"## POST {path}", "", route.summary, "", "| field | type | meaning |", "| --- | --- | --- |"]
         rows = fields(route)
         lines += [f"| `{name}` | {_cell(kind_of(schema))} | {_cell(text)} |" for name, schema, text in rows]
-    ignored = {
-        "completions and chats": sampling_fields.IGNORED,
-        "responses": responses_request.IGNORED,
-        "messages": anthropic_request.IGNORED,
-    }
-    lines += ["", "## Fields without effect", "", "Accepted, since clients send them, and ignored:", ""]
-    lines += [f"- {kind}: {', '.join(f'`{name}`' for name in sorted(names))}" for kind, names in ignored.items()]
+    lines += ["", "## What becomes of everything else", ""]
+    lines += [
+        "The fields above have their effect. Clients send more, and agents send it with every request: what is no more",
+        "than a hint is ignored, what only the provider has is left out and named in the header",
+        f"`{unknown_fields.HEADER.decode().title()}`, and only what would make the answer wrong is refused. In the",
+        "result of a tool, content that is no text becomes a line that says so.",
+        "",
+        "| | " + " | ".join(Treatment) + " |",
+        "| --- |" + " --- |" * len(Treatment),
+    ]
+    for kind, elements in api_elements.TABLES.items():
+        columns = (sorted(api_elements.names_of(elements, treatment)) for treatment in Treatment)
+        lines.append(f"| {kind} | " + " | ".join(", ".join(f"`{name}`" for name in names) for names in columns) + " |")
     refused = sorted(sampling_fields.NOT_BUILT - {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"})
     lines += ["", "Refused unless their value asks for nothing: " + ", ".join(f"`{name}`" for name in refused) + "."]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,14 @@ from enum import Enum
 from pathlib import Path
 
 from pagewire.services.gateway.openapi import ROUTES, fields
-from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields
+from pagewire.services.gateway.requests import sampling_fields
+from pagewire.services.gateway.requests.api_elements import (
+    CHAT_FIELDS,
+    MESSAGES_FIELDS,
+    RESPONSES_FIELDS,
+    Treatment,
+    names_of,
+)
 from pagewire.services.gateway.routes import tokenization
 
 FOLDER = Path(__file__).parent
@@ -44,15 +51,19 @@ def here(path: str, name: str) -> Here:
 
 
 _OPENAIS = ("/v1/completions", "/v1/chat/completions")
+_MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
+_ELEMENTS = {
+    **dict.fromkeys(_OPENAIS, CHAT_FIELDS),
+    "/v1/responses": RESPONSES_FIELDS,
+    **dict.fromkeys(_MESSAGES, MESSAGES_FIELDS),
+}
 _EFFECTLESS = {
-    **dict.fromkeys(_OPENAIS, sampling_fields.IGNORED),
-    "/v1/responses": responses_request.IGNORED,
-    **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic_request.IGNORED),
+    path: frozenset(elements) - names_of(elements, Treatment.REFUSED) for path, elements in _ELEMENTS.items()
 }
 _REFUSED = {
     **dict.fromkeys(_OPENAIS, frozenset(sampling_fields.NEUTRAL)),
-    "/v1/responses": responses_request.STATEFUL | responses_request.NEUTRAL.keys(),
-    **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic_request.NOT_BUILT),
+    "/v1/responses": names_of(RESPONSES_FIELDS, Treatment.REFUSED),
+    **dict.fromkeys(_MESSAGES, frozenset[str]()),
     **dict.fromkeys(("/tokenize", "/detokenize"), tokenization.NOT_BUILT),
 }
 

@@ -28,7 +28,8 @@ def decode(data: bytes) -> Frame:
 
 def error_of(frame: ErrorFrame) -> RequestError:
     """Returns the exception for an error frame."""
-    return REQUEST_ERRORS.get(frame.error, Internal)(frame.message, frame.retry_after_ms, field=frame.field)
+    kind = REQUEST_ERRORS.get(frame.error, Internal)
+    return kind(frame.message, frame.retry_after_ms, field=frame.field, lengths=frame.lengths)
 
 
 async def cancel(bus: Bus, subject: str, timeout: float = 2.0) -> str:

@@ -70,6 +70,7 @@ MEANINGS = {
     "max_output_tokens": "Maximum number of generated tokens; by default up to the context length.",
     "metadata": "OpenAI's has no effect; Anthropic's `user_id` is the `user` of other routes.",
     "model": "Name of the model; may be left out where only one is served.",
+    "output_config": "`format`: a JSON schema that the answer keeps to; `effort`: how much the model reasons.",
     "reasoning": "How the model reasons, if its chat template lets the request decide.",
     "stop_sequences": "Texts that end the answer.",
     "stream_options": "`include_usage`: the usage comes at the end; `continuous_usage_stats`: and with every event.",

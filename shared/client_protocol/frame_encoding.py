@@ -43,6 +43,7 @@ def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -
         tokens_emitted=tokens_emitted,
         retry_after_ms=error.retry_after_ms,
         field=error.field,
+        lengths=error.lengths,
     )
 
 

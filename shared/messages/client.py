@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagewire.shared.errors import ContextLengths
+
 FRESH = "Pagewire-Fresh"
 """Header of a generate request that is sent for the first time with a random id: no earlier request can have the id,
 so none is looked for."""
@@ -213,6 +215,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Completion tokens of the reasoning before the answers, its tags included."""
 
 
 class Metrics(msgspec.Struct):
@@ -238,6 +242,8 @@ class Logprob(msgspec.Struct):
     """Rank of the token at its position; 1: the likeliest."""
     decoded_token: str | None = None
     """Text of the token alone."""
+    bytes: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """Bytes of a token with a part of a character, which its text cannot show."""
 
 
 TokenLogprobs = dict[int, Logprob]
@@ -312,6 +318,8 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     """Log-probabilities of the token; None if the request does not ask for them."""
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     """Log-probabilities of the prompt, if the request asks for them: with the first token of its first completion."""
+    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Tokens of the prompts that were in the prefix cache, with the first token of a completion; unset: none."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
@@ -363,6 +371,8 @@ class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=Tr
     retry_after_ms: int | None = None
     field: str | None = None
     """Name of the invalid field of the request; None: no single field is to blame."""
+    lengths: ContextLengths | None = None
+    """Lengths of a request that exceeds the context; None: it is not too long."""
 
 
 Frame = Accepted | Queued | Delta | Final | Result | ErrorFrame

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from pagewire.services.detokenizer.frames.delta_batcher import DeltaBatcher
 from pagewire.services.detokenizer.frames.last_frame import last_frame, prompt_before, spelled, spelled_prompt
 from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
+from pagewire.services.detokenizer.text.vocabulary import Spell, Spelling
 from pagewire.shared.bus import Bus
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge
@@ -30,12 +30,12 @@ class FrameSender:
 
     Attributes:
         frames: frames sent so far.
-        spell: returns the text of a token alone, for log-probabilities.
+        spell: returns the spelling of a token, for log-probabilities.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.frames = 0
-        self.spell: Callable[[int], str] = str
+        self.spell: Spell = lambda token: Spelling(str(token))
         self._bus = bus
         self._publish = bus.publish
         self._batcher = DeltaBatcher(bus)
@@ -122,8 +122,8 @@ class FrameSender:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
                 if completion.logprobs is not None:
                     delta.logprobs = [spelled(completion.logprobs[position], self.spell)]
-                if not position and (prompt := prompt_before(stream, index)):
-                    delta.prompt_logprobs = spelled_prompt(prompt, self.spell)
+                if not position:
+                    self._add_prompt(delta, stream)
                 if subscriber.batch_inbox and not subscriber.probe:
                     batcher.add(subscriber, delta)
                 else:
@@ -139,6 +139,13 @@ class FrameSender:
         if subscriber.batch_inbox:
             batcher.send()
         return sent + self._send_last(subscriber)
+
+    def _add_prompt(self, delta: Delta, stream: Stream) -> None:
+        """Adds to the first token of a completion what there is to say of its prompt."""
+        if prompt := prompt_before(stream, delta.index):
+            delta.prompt_logprobs = spelled_prompt(prompt, self.spell)
+        if stream.cached_tokens:
+            delta.cached_tokens = stream.cached_tokens
 
     def _send_last(self, subscriber: Subscriber) -> int:
         """Sends the last frame, or the only reply to a request without a stream; returns the number of frames."""

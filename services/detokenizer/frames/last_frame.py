@@ -1,8 +1,10 @@
 """The last frame of a stream, and log-probabilities as clients get them. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pagewire.services.detokenizer.state.stream import Stream
+from pagewire.services.detokenizer.text.vocabulary import Spell, Spelling
+from pagewire.shared.chat.reasoning_length import reasoning_tokens
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.messages import client, unpack
 from pagewire.shared.messages.client import (
@@ -16,26 +18,32 @@ from pagewire.shared.messages.client import (
 from pagewire.shared.messages.done import ReportedLogprobs
 
 
-def spelled(reported: ReportedLogprobs, spell: Callable[[int], str]) -> client.TokenLogprobs:
-    """Returns the log-probabilities of one token as a client gets them; `spell` returns the text of a token alone."""
+def spelled(reported: ReportedLogprobs, spell: Spell) -> client.TokenLogprobs:
+    """Returns the log-probabilities of one token as a client gets them."""
     ids, values = memoryview(reported.ids).cast("I"), memoryview(reported.values).cast("f")
-    logprobs = {ids[0]: Logprob(values[0], reported.rank, spell(ids[0]))}
+    logprobs = {ids[0]: _logprob(values[0], reported.rank, spell(ids[0]))}
     for rank, token in enumerate(ids[1:], 1):
         if token not in logprobs:
-            logprobs[token] = Logprob(values[rank], rank, spell(token))
+            logprobs[token] = _logprob(values[rank], rank, spell(token))
     return logprobs
 
 
-def last_frame(
-    stream: Stream, encoding: int, spell: Callable[[int], str], *, streaming: bool
-) -> tuple[bytes, dict[str, str] | None]:
+def _logprob(value: float, rank: int, spelling: Spelling) -> Logprob:
+    logprob = Logprob(value, rank, spelling.text)
+    if spelling.broken:
+        logprob.bytes = list(spelling.broken)
+    return logprob
+
+
+def last_frame(stream: Stream, encoding: int, spell: Spell, *, streaming: bool) -> tuple[bytes, dict[str, str] | None]:
     """Returns the bytes and the headers of the last frame of a stream, or of the only reply without one."""
     if stream.error is not None:
         frame = error_frame(stream.error, stream.public_id, stream.tokens)
         return encode_frame(frame, encoding), error_headers(stream.error)
     returned, metrics = stream.returned, stream.times.metrics()
     tokens = sum(len(completion.tokens) for completion in returned)
-    usage = Usage(stream.prompt_tokens, tokens, stream.cached_tokens)
+    reasoning = sum(reasoning_tokens(completion.texts, stream.chat_format) for completion in returned)
+    usage = Usage(stream.prompt_tokens, tokens, stream.cached_tokens, reasoning)
     if streaming:
         ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(returned)]
         return encode_frame(Final(stream.public_id, ends, usage, *_prompts(stream, spell), metrics), encoding), None
@@ -58,9 +66,7 @@ def last_frame(
     return encode_frame(result, encoding), None
 
 
-def _prompts(
-    stream: Stream, spell: Callable[[int], str]
-) -> tuple[list[list[int]] | None, list[client.PromptLogprobs] | None]:
+def _prompts(stream: Stream, spell: Spell) -> tuple[list[list[int]] | None, list[client.PromptLogprobs] | None]:
     """Returns ids and log-probabilities of the prompts, if the request asks for them."""
     if not stream.prompts:
         return None, None
@@ -76,6 +82,6 @@ def prompt_before(stream: Stream, index: int) -> Sequence[ReportedLogprobs | Non
     return () if completion or not stream.prompt_logprobs else stream.prompt_logprobs[prompt]
 
 
-def spelled_prompt(prompt: Sequence[ReportedLogprobs | None], spell: Callable[[int], str]) -> client.PromptLogprobs:
+def spelled_prompt(prompt: Sequence[ReportedLogprobs | None], spell: Spell) -> client.PromptLogprobs:
     """Returns the log-probabilities of a prompt as a client gets them."""
     return [None if reported is None else spelled(reported, spell) for reported in prompt]

@@ -3,7 +3,9 @@
 import codecs
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -20,6 +22,18 @@ def _replace_each(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("pagewire.replace_each", _replace_each)
+
+
+class Spelling(NamedTuple):
+    """A token alone."""
+
+    text: str
+    broken: bytes = b""
+    """Bytes of a token with a part of a character; empty: the text says it all."""
+
+
+Spell = Callable[[int], Spelling]
+"""Returns the spelling of a token id."""
 
 
 class Vocabulary:
@@ -54,10 +68,10 @@ class Vocabulary:
         """Returns the text of a token at the beginning of a text, where some decoders drop a leading space."""
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
-    def spell(self, token: int) -> str:
+    def spell(self, token: int) -> "Spelling":
         """Returns the text of a token alone: special tokens are spelled out, broken characters are U+FFFD."""
         piece = self._kept[token]
-        return piece if isinstance(piece, str) else piece.decode(errors=self.errors)
+        return Spelling(piece) if isinstance(piece, str) else Spelling(piece.decode(errors=self.errors), piece)
 
     def find(self, token: int, *, skip_special: bool) -> Piece | None:
         """Returns the piece of `token` inside a text, or None if there is no such token."""

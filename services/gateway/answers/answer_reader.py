@@ -4,14 +4,11 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pagewire.shared.chat.formats import NAMED
 from pagewire.shared.chat.parser import Message, MessageParser, read_message
 from pagewire.shared.chat.parts import Kind, Part
 from pagewire.shared.messages.client import ChatFormat, Choice, FinalChoice
-
-FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
 @dataclass(slots=True)
@@ -89,11 +86,14 @@ class AnswerReader:
         is_mistral = self._form is not None and self._form.tool_calls == "mistral"
         return f"call{digest[:5]}" if is_mistral else f"call_{digest[:24]}"
 
-    def finish_reason(self, end: Choice | FinalChoice) -> FinishReason:
-        """Returns why a choice that was read ends. A call that the request names is no reason, as with OpenAI."""
-        is_named = self._form is not None and self._form.tool_calls == NAMED
-        calls = end.index in self._calling and not is_named
-        return "tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason
+    def calls(self, end: Choice | FinalChoice) -> bool:
+        """Returns whether a choice that was read to its end calls tools, and was not cut."""
+        return end.index in self._calling and end.finish_reason == "stop"
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the request names the tool that is called."""
+        return self._form is not None and self._form.tool_calls == NAMED
 
     def _shown(self, choice: int, parts: Iterable[Part]) -> list[Part]:
         """Notes the calls of a choice and returns the parts that are part of the answer."""

@@ -31,8 +31,8 @@ class BlockEvents(EventStream):
         """Returns the event of a block that has grown by a text."""
 
     @abstractmethod
-    def end_block(self, block: AnswerBlock) -> bytes:
-        """Returns the events of a block that is complete."""
+    def end_block(self, block: AnswerBlock, *, cut: bool) -> bytes:
+        """Returns the events of a block that has ended; `cut`: the limit of tokens has ended it."""
 
     @abstractmethod
     def finish(self, choice: FinalChoice, usage: Usage) -> bytes:
@@ -48,7 +48,8 @@ class BlockEvents(EventStream):
         events = [*self._events(self._reader.end(choice.index))]
         if self._block is None:
             events += self._events([Part(Kind.CONTENT, "")])
-        return b"".join([*events, *self._end(), self.finish(choice, final.usage)])
+        cut = choice.finish_reason == "length"
+        return b"".join([*events, *self._end(cut=cut), self.finish(choice, final.usage)])
 
     def _events(self, parts: Iterable[Part]) -> Iterable[bytes]:
         for part in parts:
@@ -63,6 +64,6 @@ class BlockEvents(EventStream):
                 block.texts.append(part.text)
                 yield self.grow_block(block, part.text)
 
-    def _end(self) -> Iterable[bytes]:
+    def _end(self, *, cut: bool = False) -> Iterable[bytes]:
         if self._block is not None:
-            yield self.end_block(self._block)
+            yield self.end_block(self._block, cut=cut)

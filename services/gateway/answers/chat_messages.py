@@ -1,6 +1,7 @@
 """Reasoning and tool calls of an answer, in OpenAI's shapes."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from pagewire.services.gateway.answers.answer_reader import AnswerReader
 from pagewire.services.gateway.answers.openai_shapes import (
@@ -11,7 +12,9 @@ from pagewire.services.gateway.answers.openai_shapes import (
     ToolCallDelta,
 )
 from pagewire.shared.chat.parts import Kind, Part
-from pagewire.shared.messages.client import Choice
+from pagewire.shared.messages.client import Choice, FinalChoice
+
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
 def message_of(choice: Choice, reader: AnswerReader) -> ChatMessage:
@@ -28,6 +31,11 @@ def message_of(choice: Choice, reader: AnswerReader) -> ChatMessage:
     elif message.content is None:
         message.content = ""
     return message
+
+
+def finish_reason_of(end: Choice | FinalChoice, reader: AnswerReader) -> FinishReason:
+    """Returns why a choice that was read ends. A call that the request names is no reason, as with OpenAI."""
+    return "tool_calls" if reader.calls(end) and not reader.is_named else end.finish_reason
 
 
 def deltas_of(parts: Iterable[Part], choice: int, reader: AnswerReader) -> list[ChatDelta]:

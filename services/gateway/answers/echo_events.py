@@ -36,7 +36,7 @@ class EchoEvents(CompletionEvents):
         """Deltas of the choices that have not begun, by prompt."""
 
     @override
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+    def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
         """Returns one event per choice with the prompt that it echoes, unless that comes with log-probabilities."""
         super().beginning(choices)
         if self._echo.firsts is not None:

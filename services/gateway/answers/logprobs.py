@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from pagewire.services.gateway.answers.openai_shapes import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -60,6 +62,6 @@ def chat_logprobs(tokens: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
 
 
 def _columns(token: Logprob) -> tuple[str, float, list[int]]:
-    """Returns a token's text, log-probability and UTF-8."""
+    """Returns a token's text, log-probability and bytes."""
     text = token.decoded_token or ""
-    return text, token.logprob, list(text.encode())
+    return text, token.logprob, list(text.encode()) if isinstance(token.bytes, msgspec.UnsetType) else token.bytes

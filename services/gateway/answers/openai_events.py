@@ -159,7 +159,7 @@ class CompletionEvents(OpenAIEvents[CompletionChoice]):
         return choice
 
     @override
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+    def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
         self._choices = choices
         return b""
 
@@ -197,7 +197,7 @@ class ChatEvents(OpenAIEvents[ChatChunkChoice]):
         )
 
     @override
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+    def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
         begin = ChatDelta(role="assistant", content="")
         if self._prompt_ids:
             self._body.prompt_token_ids = self._prompt_ids[0]

@@ -16,6 +16,12 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    """Details of the generated tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Number of tokens that a request used."""
 
@@ -24,6 +30,8 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptDetails | None
     """None until the request has ended."""
+    completion_tokens_details: CompletionDetails | msgspec.UnsetType = msgspec.UNSET
+    """Left out of an answer without reasoning."""
 
 
 class Timings(msgspec.Struct):
@@ -245,7 +253,10 @@ class ModelList(msgspec.Struct):
 def usage_of(usage: client.Usage) -> Usage:
     """Converts the usage to OpenAI's format."""
     total = usage.prompt_tokens + usage.completion_tokens
-    return Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+    answer = Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+    if usage.reasoning_tokens:
+        answer.completion_tokens_details = CompletionDetails(usage.reasoning_tokens)
+    return answer
 
 
 def timings_of(metrics: client.Metrics | None, usage: client.Usage) -> Timings | msgspec.UnsetType:

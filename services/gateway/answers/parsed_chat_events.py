@@ -6,7 +6,7 @@ from msgspec import UNSET
 from typing_extensions import override
 
 from pagewire.services.gateway.answers.answer_reader import AnswerReader
-from pagewire.services.gateway.answers.chat_messages import deltas_of
+from pagewire.services.gateway.answers.chat_messages import deltas_of, finish_reason_of
 from pagewire.services.gateway.answers.openai_events import TEXT_ALONE, ChatEvents, EventFields
 from pagewire.services.gateway.answers.openai_shapes import ChatChunkChoice, ChatDelta, Usage
 from pagewire.shared.chat.parts import Part
@@ -47,7 +47,7 @@ class ParsedChatEvents(ChatEvents):
     @override
     def end(self, choice: FinalChoice) -> ChatChunkChoice:
         end = super().end(choice)
-        end.finish_reason = self._reader.finish_reason(choice)
+        end.finish_reason = finish_reason_of(choice, self._reader)
         return end
 
     def _parts(

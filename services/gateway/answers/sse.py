@@ -13,12 +13,13 @@ class EventStream(Protocol):
     done: ClassVar[bytes]
     """The bytes behind the last event."""
 
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+    def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
         """Returns the events before all texts.
 
         Args:
             choices: completions per prompt.
             prompt_tokens: tokens of all prompts; None: unknown.
+            cached_tokens: tokens of the prompts that were in the prefix cache.
         """
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:

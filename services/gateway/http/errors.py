@@ -3,11 +3,13 @@
 import msgspec
 from starlette.responses import Response
 
-from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
+from pagewire.shared.errors import BusError, ContextLengths, PagewireError, RequestError, Unavailable
 
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
 
+CONTEXT_LENGTH = "context_length_exceeded"
+"""OpenAI's code of a request that is too long for the model."""
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """OpenAI's types of errors by status, where the class of the status does not tell."""
 _ANTHROPIC_TYPES = {
@@ -61,12 +63,22 @@ def body(status: int, code: str, message: str, path: str = "") -> bytes:
 def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
     """Returns the status and JSON of an exception at a path."""
     error = _request_error(error)
-    return error.code, _body(error.code, detail_of(error), path)
+    status, detail = status_of(error), detail_of(error)
+    if error.lengths is not None and path.startswith(MESSAGES):
+        detail.message = _anthropics_sentence(error.lengths)
+    return status, _body(status, detail, path)
+
+
+def status_of(error: RequestError) -> int:
+    """Returns the HTTP status: a request that exceeds the context is a bad request for every client of these APIs."""
+    return 400 if error.lengths is not None else error.code
 
 
 def detail_of(error: PagewireError) -> Detail:
     """Returns an exception in OpenAI's shape."""
     error = _request_error(error)
+    if error.lengths is not None:
+        return Detail(_openais_sentence(error.lengths), _openai_type(400), None, CONTEXT_LENGTH)
     return Detail(error.message, _openai_type(error.code), error.field, error.kind)
 
 
@@ -85,6 +97,27 @@ def _body(status: int, detail: Detail, path: str) -> bytes:
 
 def _openai_type(status: int) -> str:
     return _OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def _openais_sentence(lengths: ContextLengths) -> str:
+    """Returns OpenAI's words for a request that is too long, by which clients know that they have to shorten it."""
+    limit = f"This model's maximum context length is {lengths.context} tokens. However, "
+    if not lengths.max_tokens:
+        return limit + f"your messages resulted in {lengths.prompt} tokens. Please reduce the length of the messages."
+    return limit + (
+        f"you requested {lengths.prompt + lengths.max_tokens} tokens ({lengths.prompt} in the messages, "
+        f"{lengths.max_tokens} in the completion). Please reduce the length of the messages or completion."
+    )
+
+
+def _anthropics_sentence(lengths: ContextLengths) -> str:
+    """Returns Anthropic's words for a request that is too long: its clients read the numbers, too."""
+    if not lengths.max_tokens:
+        return f"prompt is too long: {lengths.prompt} tokens > {lengths.context} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {lengths.prompt} + {lengths.max_tokens} > "
+        f"{lengths.context}, decrease input length or `max_tokens` and try again"
+    )
 
 
 def _request_error(error: PagewireError) -> RequestError:

@@ -4,70 +4,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagewire.services.gateway.requests.anthropic_blocks import system_text, tools_of, turns_of
+from pagewire.services.gateway.requests.api_elements import MESSAGES_FIELDS, Treatment, names_of
 from pagewire.services.gateway.requests.sampling_fields import converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.errors import invalid_field
-
-
-class CacheControl(msgspec.Struct):
-    """Anthropic's mark of a prefix to keep; it has no effect, since every prefix is kept."""
-
-    type: str = "ephemeral"
-
-
-class TextBlock(msgspec.Struct, tag="text"):
-    """A text."""
-
-    text: str
-    cache_control: CacheControl | None = None
-
-
-class ThinkingBlock(msgspec.Struct, tag="thinking"):
-    """Reasoning of an earlier answer."""
-
-    thinking: str
-    signature: str = ""
-
-
-class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
-    """Reasoning that nobody can read; it is left out."""
-
-    data: str = ""
-
-
-class ToolUseBlock(msgspec.Struct, tag="tool_use"):
-    """A call of a tool in an earlier answer."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ToolResultBlock(msgspec.Struct, tag="tool_result"):
-    """The answer of a tool."""
-
-    tool_use_id: str
-    content: str | list[TextBlock] = ""
-    is_error: bool = False
-
-
-InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[InputBlock]
-
-
-class Tool(msgspec.Struct):
-    """A function that the model may call."""
-
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    type: Literal["custom"] | None = None
+    content: str | list[Any] | None
+    """Text, or blocks (`anthropic_blocks.py`)."""
 
 
 class ToolChoice(msgspec.Struct):
@@ -75,7 +24,7 @@ class ToolChoice(msgspec.Struct):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class Metadata(msgspec.Struct):
@@ -92,32 +41,40 @@ class Thinking(msgspec.Struct):
     budget_tokens: int | None = None
 
 
+class OutputConfig(msgspec.Struct):
+    """The form and the length of the answer."""
+
+    format: dict[str, Any] | None = None
+    """`{"type": "json_schema", "schema": ...}`: the answer is JSON that the schema takes."""
+    effort: str | None = None
+    """How much the model reasons, if its template reads `reasoning_effort`."""
+
+
 class MessagesRequest(msgspec.Struct, kw_only=True):
     """Anthropic's fields."""
 
     messages: list[InputMessage]
     model: str = ""
     max_tokens: int | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[Any] | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata = msgspec.field(default_factory=Metadata)
-    tools: list[Tool] | None = None
+    tools: list[Any] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    """An older name of `output_config.format`."""
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 FIELDS = frozenset(MessagesRequest.__struct_fields__)
-IGNORED = frozenset({"betas", "cache_control", "container", "context_management", "inference_geo", "service_tier"})
-"""Fields that Anthropic documents and that have no meaning here."""
-NOT_BUILT = frozenset({"mcp_servers", "output_config", "output_format"})
-"""Fields that change the answer and are refused."""
-FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
+FREE_FORM = frozenset({"chat_template_kwargs", "messages", "output_config", "output_format", "system", "tools"})
 """Fields whose values may have any form."""
 
 
@@ -127,23 +84,29 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    names = FIELDS | IGNORED
-    fields = read_fields(body, names, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
-    for name in fields.keys() & {"system", "messages"}:
-        _check_types(name, fields[name])
+    fields = read_fields(body, FIELDS | MESSAGES_FIELDS.keys(), "messages request", unknown, free_form=FREE_FORM)
+    for name in fields.keys() & names_of(MESSAGES_FIELDS, Treatment.LEFT_OUT):
+        if fields[name]:
+            unknown.leave_out("field", name)
     return converted(fields, MessagesRequest, "messages request")
 
 
-def chat_fields(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any]:
-    """Returns the fields of the chat that means the same."""
-    messages = [{"role": "system", "content": text_of(request.system)}] if request.system else []
-    for message in request.messages:
-        messages += _turns(message)
-    choice = request.tool_choice
+def chat_fields(request: MessagesRequest, unknown: UnknownFields) -> dict[str, Any]:
+    """Returns the fields of the chat that means the same.
+
+    Raises:
+        InvalidRequest: a message, a tool or the format of the output is malformed or unsupported.
+    """
+    messages = []
+    if request.system and (text := system_text(request.system)):
+        messages.append({"role": "system", "content": text})
+    for index, message in enumerate(request.messages):
+        messages += turns_of(message.role, message.content, unknown, index)
+    output = request.output_config or OutputConfig()
     fields: dict[str, Any] = {
         "messages": messages,
         "model": request.model,
-        "max_tokens": max_tokens,
+        "max_tokens": request.max_tokens,
         "stream": request.stream,
         "stop": request.stop_sequences,
         "temperature": request.temperature,
@@ -151,62 +114,38 @@ def chat_fields(request: MessagesRequest, max_tokens: int | None) -> dict[str, A
         "top_k": request.top_k,
         "user": request.metadata.user_id,
         "cache_salt": request.cache_salt,
-        "chat_template_kwargs": request.chat_template_kwargs,
+        "chat_template_kwargs": _template_variables(request),
+        "reasoning_effort": output.effort,
+        "response_format": _format(output.format or request.output_format),
     }
-    if request.tools:
-        fields["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "parameters": tool.input_schema, "description": tool.description or ""},
-            }
-            for tool in request.tools
-        ]
-    if choice is not None:
+    if messages and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    functions, choice = tools_of(request.tools or (), unknown), request.tool_choice
+    if functions:
+        fields["tools"] = functions
+    if choice is not None and (functions or choice.type not in {"auto", "none"}):
         function = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = {"any": "required", "tool": function}.get(choice.type, choice.type)
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    if request.thinking is not None and request.thinking.type != "adaptive":
-        thinks = {"enable_thinking": request.thinking.type == "enabled"}
-        fields["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
     return fields
 
 
-def text_of(content: str | list[TextBlock]) -> str:
-    """Returns the text of one or several blocks."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _template_variables(request: MessagesRequest) -> dict[str, Any] | None:
+    """Returns the variables of the chat template."""
+    if request.thinking is None or request.thinking.type == "adaptive":
+        return request.chat_template_kwargs
+    return {"enable_thinking": request.thinking.type == "enabled"} | (request.chat_template_kwargs or {})
 
 
-def _check_types(name: str, blocks: object) -> None:
-    """Checks that blocks of content have types: without one, any block would be read as a text where texts must be.
+def _format(output_format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the chat's `response_format`.
 
     Raises:
-        InvalidRequest: a block has no type.
+        InvalidRequest: the format is unknown or malformed.
     """
-    for block in blocks if isinstance(blocks, list) else ():
-        if isinstance(block, dict):
-            if not {"type", "role"} & block.keys():
-                raise invalid_field(name, "has a block without a type: text is one")
-            _check_types(name, block.get("content"))
-
-
-def _turns(message: InputMessage) -> list[dict[str, Any]]:
-    """Returns one of Anthropic's messages as messages of a chat, where each result of a tool is one of its own."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    turns: list[dict[str, Any]] = []
-    texts: list[dict[str, str]] = []
-    turn: dict[str, Any] = {"role": message.role}
-    for block in message.content:
-        match block:
-            case TextBlock(text):
-                texts.append({"type": "text", "text": text})
-            case ThinkingBlock(thinking):
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + thinking
-            case ToolUseBlock(number, name, arguments):
-                function = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
-                turn.setdefault("tool_calls", []).append({"id": number, "type": "function", "function": function})
-            case ToolResultBlock(number, content):
-                turns.append({"role": "tool", "tool_call_id": number, "content": text_of(content)})
-    if texts or len(turn) > 1 or not turns:
-        turns.append({**turn, "content": texts if texts or "tool_calls" not in turn else None})
-    return turns
+    match output_format:
+        case None:
+            return None
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+    raise invalid_field("output_config", 'format is malformed: send {"type": "json_schema", "schema": {...}}')

@@ -1,5 +1,6 @@
 """Decodes the body of `/v1/chat/completions`, including vLLM's extra fields."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +29,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """How much the model reasons, if its chat template reads `reasoning_effort` or `enable_thinking`; `none`: not."""
     use_beam_search: bool = False
     """Whether to do a beam search with `n` beams, all of which are returned."""
     logprobs: bool = False
@@ -73,6 +76,7 @@ def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, 
         InvalidRequest: a field is of the wrong type or unsupported.
     """
     own, sampling = split_sampling(fields, FIELDS)
+    own |= _with_allowed_tools(own)
     request = converted(own, ChatCompletionRequest, _KIND)
     for message in request.messages:
         check_free_form("messages", message.tool_calls, "[].tool_calls")
@@ -85,6 +89,34 @@ def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, 
         raise invalid_field("top_logprobs", "needs logprobs: set it to true")
     if request.logprobs:
         sampling["logprobs"] = request.top_logprobs
+    if request.reasoning_effort is not None:
+        request.chat_template_kwargs = effort_variables(request.reasoning_effort) | (request.chat_template_kwargs or {})
     newer = request.max_completion_tokens
     sampling["max_tokens"] = sampling.get("max_tokens") if newer is None else newer
     return request, sampling
+
+
+def effort_variables(effort: str) -> dict[str, Any]:
+    """Returns the template variables of an effort of reasoning; a template that reads none of them is not changed.
+
+    >>> effort_variables("high"), effort_variables("none")
+    ({'reasoning_effort': 'high'}, {'enable_thinking': False})
+    """
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def _with_allowed_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `tools` and `tool_choice` for OpenAI's choice among some of the tools; empty without such a choice."""
+    match fields.get("tool_choice"):
+        case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)} as choice}:
+            names = [_function_name(tool) for tool in allowed]
+            tools = [tool for tool in fields.get("tools") or () if _function_name(tool) in names]
+            return {"tools": tools, "tool_choice": choice.get("mode", "auto")}
+    return {}
+
+
+def _function_name(tool: object) -> object:
+    match tool:
+        case {"function": {"name": name}}:
+            return name
+    return None

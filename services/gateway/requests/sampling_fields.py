@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from pagewire.services.gateway.requests.api_elements import CHAT_FIELDS, Treatment
 from pagewire.services.gateway.requests.response_format import structured_outputs
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.client_protocol.client_requests import check_free_form, field_of
@@ -15,22 +16,8 @@ T = TypeVar("T")
 TokenLimit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 """A number of tokens in a route's own field for `max_tokens`, checked here so that an error names that field."""
 
-IGNORED = frozenset(
-    {
-        "cache_prompt",
-        "metadata",
-        "moderation",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream_interval",
-    }
-)
-"""Fields that clients may send and that are ignored."""
+IGNORED = frozenset(CHAT_FIELDS)
+"""Fields that clients may send and that are ignored, where they are no fields of the route."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "chat_template": (),
@@ -48,7 +35,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prompt_embeds": (),
-    "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
@@ -61,10 +47,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation_side": ("left",),
-    "verbosity": ("medium",),
     "vllm_xargs": ({},),
     "watermarking": (),
-    "web_search_options": (),
 }
 """Values with which a field is ignored."""
 RESPONSE_FORMAT = "response_format"
@@ -104,7 +88,11 @@ def read_openai_fields(
         for name in raw.keys() - DOCUMENTED.union(names):
             if bytes(raw.pop(name)).decode() != "null":
                 unknown.add(name, DOCUMENTED.union(names))
-        return {name: _value(name, value, names) for name, value in raw.items() if name not in IGNORED}
+        for name in raw.keys() & IGNORED.difference(names):
+            if CHAT_FIELDS[name] is Treatment.LEFT_OUT and bytes(raw[name]) != b"null":
+                unknown.leave_out("field", name)
+            del raw[name]
+        return {name: _value(name, value, names) for name, value in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
 

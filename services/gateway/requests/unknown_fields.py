@@ -1,4 +1,4 @@
-"""Undocumented fields of a request body, which are ignored and named, or refused."""
+"""Fields and other elements of a request body without an effect: they are named in a header, or refused."""
 
 import difflib
 import re
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pagewire.shared.errors import InvalidRequest
 
 HEADER = b"pagewire-warning"
-"""Response header that names the ignored fields."""
+"""Response header that names the ignored fields and the elements that were left out."""
 MAX_NAMES = 16
 """Names in the header; further ones are counted."""
 REPLACEMENTS = {
@@ -35,6 +35,7 @@ class UnknownFields:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self._names: list[str] = []
+        self._left_out: dict[str, None] = {}
         self._count = 0
 
     def add(self, name: str, documented: Collection[str]) -> None:
@@ -54,10 +55,17 @@ class UnknownFields:
         if len(self._names) < MAX_NAMES:
             self._names.append(printable)
 
+    def leave_out(self, kind: str, name: str) -> None:
+        """Notes a documented element without an effect, such as a hosted tool. `kind`: tool, item, block or field."""
+        if len(self._left_out) < MAX_NAMES:
+            self._left_out[f"{kind} {name if _PRINTABLE.fullmatch(name) else '?'}"] = None
+
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Returns the response header that names the ignored fields; empty if no field was ignored."""
-        if not self._names:
-            return []
-        more = self._count - len(self._names)
-        names = ", ".join(self._names) + (f" and {more} more" if more else "")
-        return [(HEADER, f"ignored unknown fields: {names}".encode())]
+        """Returns the response header that names what had no effect; empty if everything had one."""
+        texts = []
+        if self._names:
+            more = self._count - len(self._names)
+            texts.append("ignored unknown fields: " + ", ".join(self._names) + (f" and {more} more" if more else ""))
+        if self._left_out:
+            texts.append("left out: " + ", ".join(self._left_out))
+        return [(HEADER, "; ".join(texts).encode())] if texts else []

@@ -1,5 +1,6 @@
 """Anthropic's `/v1/messages`, as a form of a chat."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -7,7 +8,7 @@ from typing_extensions import override
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway.answers.answer_reader import AnswerBlock, AnswerReader, FinishReason
+from pagewire.services.gateway.answers.answer_reader import AnswerBlock, AnswerReader
 from pagewire.services.gateway.answers.block_events import BlockEvents
 from pagewire.services.gateway.answers.sse import EventStream, sse
 from pagewire.services.gateway.http import errors
@@ -21,8 +22,6 @@ from pagewire.shared.errors import PagewireError, invalid_field
 from pagewire.shared.messages import client as wire
 from pagewire.shared.messages.client import Choice, FinalChoice, Result
 
-_STOP_REASONS: dict[FinishReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
-"""Anthropic's names of the reasons why a message ends, other than `end_turn`."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,13 +80,13 @@ class Messages(Api):
         request = decode(body, unknown)
         if request.max_tokens is None:
             raise invalid_field("max_tokens", "is required: say how many tokens the answer may have")
-        return call_of(*chat_request.of_fields(chat_fields(request, request.max_tokens)))
+        return call_of(*chat_request.of_fields(chat_fields(request, unknown)))
 
     @override
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Message:
         reader = reader_of(call, stream.request_id, result.chat_format)
         (choice,) = result.choices
-        contents = [_content(block) for block in reader.blocks(choice)]
+        contents = _contents(reader.blocks(choice))
         message = Message(f"msg_{stream.request_id}", stream.model, contents, _usage(result.usage))
         message.stop_reason, message.stop_sequence = _stop(choice, reader)
         return message
@@ -109,8 +108,8 @@ class AnthropicEvents(BlockEvents):
         """Index of the last block that has begun."""
 
     @override
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        self._message.usage.input_tokens = prompt_tokens or 0
+    def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
+        self._message.usage = Usage((prompt_tokens or 0) - cached_tokens, 0, cached_tokens)
         return _event("message_start", message=self._message)
 
     @override
@@ -130,7 +129,7 @@ class AnthropicEvents(BlockEvents):
         return _event("content_block_delta", index=self._index, delta=delta)
 
     @override
-    def end_block(self, block: AnswerBlock) -> bytes:
+    def end_block(self, block: AnswerBlock, *, cut: bool) -> bytes:
         return _event("content_block_stop", index=self._index)
 
     @override
@@ -148,30 +147,37 @@ def _event(name: str, /, **fields: object) -> bytes:
     return sse(_encode({"type": name, **fields}), name)
 
 
-def _content(block: AnswerBlock) -> Content:
+def _contents(blocks: Iterable[AnswerBlock]) -> list[Content]:
+    """Returns the blocks of a message. A call without its end is left out: no schema would take what there is of it."""
+    return [content for block in blocks if (content := _content(block)) is not None]
+
+
+def _content(block: AnswerBlock) -> Content | None:
     match block.kind:
         case Kind.REASONING:
             return ThinkingContent(block.text)
         case Kind.CONTENT:
             return TextContent(block.text)
         case _:
-            return ToolUseContent(block.call_id, block.name, _input(block.text))
+            arguments = _input(block.text)
+            return None if arguments is None else ToolUseContent(block.call_id, block.name, arguments)
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call as an object; a model may have written something else."""
+def _input(arguments: str) -> dict[str, Any] | None:
+    """Returns the arguments of a call as an object; None: a model has written something else, or was cut."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any]) if arguments else {}
     except (msgspec.DecodeError, RecursionError):
-        return {"arguments": arguments}
+        return None
 
 
 def _stop(end: Choice | FinalChoice, reader: AnswerReader) -> tuple[str, str | None]:
     """Returns why a message ends, and the stop sequence that ends it."""
-    reason = reader.finish_reason(end)
-    if reason == "stop" and isinstance(end.stop_reason, str):
+    if reader.calls(end):
+        return "tool_use", None
+    if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
         return "stop_sequence", end.stop_reason
-    return _STOP_REASONS.get(reason, "end_turn"), None
+    return "max_tokens" if end.finish_reason == "length" else "end_turn", None
 
 
 def _usage(usage: wire.Usage) -> Usage:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.answers.answer_reader import AnswerReader
-from pagewire.services.gateway.answers.chat_messages import message_of
+from pagewire.services.gateway.answers.chat_messages import finish_reason_of, message_of
 from pagewire.services.gateway.answers.logprobs import chat_logprobs
 from pagewire.services.gateway.answers.openai_events import ChatEvents
 from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatCompletion, timings_of, usage_of
@@ -39,7 +39,7 @@ class ChatCompletions(Api):
                     choice.index,
                     message_of(choice, reader),
                     None if choice.logprobs is None else chat_logprobs(choice.logprobs, call.top_logprobs),
-                    finish_reason=reader.finish_reason(choice),
+                    finish_reason=finish_reason_of(choice, reader),
                     stop_reason=choice.stop_reason,
                     token_ids=choice.token_ids if call.token_ids else msgspec.UNSET,
                 )

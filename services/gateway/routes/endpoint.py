@@ -21,6 +21,7 @@ from pagewire.services.gateway.http.connection import ClientGone, read_body, whi
 from pagewire.services.gateway.http.http_counter import STATUS
 from pagewire.services.gateway.http.request_ids import HEADER, client_id_of, new_id
 from pagewire.services.gateway.requests.completion_request import StreamOptions
+from pagewire.services.gateway.requests.responses_tools import ClientTool
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared import subjects
 from pagewire.shared.errors import Internal, PagewireError
@@ -63,6 +64,8 @@ class ApiCall:
     """Whether token ids are part of the answer."""
     echoed: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that are repeated in the answer."""
+    client_tools: dict[str, ClientTool] = field(default_factory=dict)
+    """Tools of the request by the names of their functions, where a client has other names for them."""
 
 
 class Api(Protocol):
@@ -173,7 +176,8 @@ class Endpoint:
             events = await self._api.events(client, call, stream, counted=counted)
             await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
             try:
-                beginning = events.beginning(call.choices, stream.prompt_tokens)
+                cached = first[0].cached_tokens or 0 if first else 0
+                beginning = events.beginning(call.choices, stream.prompt_tokens, cached)
                 if body := beginning + events.texts(first, stream.prompt_tokens):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 async for batch in batches:

@@ -69,6 +69,8 @@ NOT_BUILT = frozenset({"chat_template", "media_io_kwargs", "mm_processor_kwargs"
 """Fields of vLLM that change the tokens and are refused."""
 FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
 """Fields whose values may have any form."""
+COUNTED = FREE_FORM | {"add_generation_prompt", "continue_final_message"}
+"""Fields of a chat that the number of its prompt's tokens depends on."""
 
 
 class Tokenization:
@@ -109,8 +111,8 @@ class Tokenization:
         """Answers with the number of tokens of the prompt that a messages request would have."""
         unknown = UnknownFields(strict=self._strict)
         body = anthropic_request.decode(await self._body(request), unknown)
-        chat = anthropic_request.chat_fields(body, None)
-        fields = {name: chat[name] for name in FREE_FORM & chat.keys()}
+        chat = anthropic_request.chat_fields(body, unknown)
+        fields = {name: chat[name] for name in COUNTED & chat.keys()}
         conversation = converted(fields, TokenizeRequest, "messages request")
         client = await self._client_of(request)
         return _json(TokenCount(len((await client.tokenize_request(conversation, body.model)).token_ids)), unknown)

@@ -8,7 +8,7 @@ from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.conversation import conversation_of
 from pagewire.services.tokenizer.validation import sampling_checks
 from pagewire.shared import subjects
-from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge, invalid_field
+from pagewire.shared.errors import ContextLength, ContextLengths, InvalidRequest, PayloadTooLarge, invalid_field
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
@@ -129,7 +129,8 @@ def check_texts(texts: Sequence[str], limits: RequestLimits) -> None:
     if longest > room:
         raise ContextLength(
             f"the prompt has {longest} characters, more than {room}, the most that the context of "
-            f"{limits.max_model_len} tokens can hold: shorten the prompt"
+            f"{limits.max_model_len} tokens can hold: shorten the prompt",
+            lengths=ContextLengths(-(-longest // limits.longest_token), 0, limits.max_model_len),
         )
 
 
@@ -164,7 +165,8 @@ def check_tokens(prompts: Sequence[Sequence[int]], limits: RequestLimits) -> lis
     if longest >= limits.max_model_len:
         raise ContextLength(
             f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
-            "generate: shorten the prompt"
+            "generate: shorten the prompt",
+            lengths=ContextLengths(longest, 0, limits.max_model_len),
         )
     check_ids(prompts, limits.vocab_size)
     return lengths
@@ -208,7 +210,8 @@ def tokens_to_generate(
     if max_tokens > room:
         raise ContextLength(
             f"the prompt has {longest} tokens and max_tokens is {max_tokens}, the context has {limits.max_model_len}: "
-            f"shorten the prompt or set max_tokens to at most {room}"
+            f"shorten the prompt or set max_tokens to at most {room}",
+            lengths=ContextLengths(longest, max_tokens, limits.max_model_len),
         )
     if params.min_tokens > max_tokens:
         raise invalid_field(

@@ -39,6 +39,7 @@ async def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, enco
             "prompt_tokens": PROMPT,
             "completion_tokens": 3,
             "cached_tokens": 0,
+            "reasoning_tokens": 0,
         }
         assert [(d.start, d.text, d.token_ids) for d in reader.deltas] == [
             (0, "Hello", ids("Hello")),
@@ -94,7 +95,7 @@ async def test_json_frames_have_every_field_of_the_interface(folder: Path) -> No
                 "type": "final",
                 "request_id": "r1",
                 "choices": [{"index": 0, "finish_reason": "stop", "stop_reason": "!"}],
-                "usage": {"prompt_tokens": PROMPT, "completion_tokens": 2, "cached_tokens": 0},
+                "usage": {"prompt_tokens": PROMPT, "completion_tokens": 2, "cached_tokens": 0, "reasoning_tokens": 0},
                 "prompt_token_ids": None,
                 "prompt_logprobs": None,
             },

@@ -46,10 +46,10 @@ def test_an_answer_ends_for_the_same_reason_whole_and_in_pieces(cuts: list[int])
     for begin, end in itertools.pairwise(bounds):
         reader.push(1, TEXT[begin:end])
     reader.end(1)
-    assert reader.finish_reason(FinalChoice(1, "stop")) == "tool_calls"
-    assert reader.finish_reason(FinalChoice(1, "length")) == "length"
-    assert reader.finish_reason(FinalChoice(0, "stop")) == "stop", "another choice has no call"
+    assert reader.calls(FinalChoice(1, "stop"))
+    assert not reader.calls(FinalChoice(1, "length")), "a cut answer does not end because of its calls"
+    assert not reader.calls(FinalChoice(0, "stop")), "another choice has no call"
     whole = AnswerReader("r1", THINKS_AND_CALLS)
     choice = Choice(1, TEXT, [1], "stop")
     whole.message(choice)
-    assert whole.finish_reason(choice) == "tool_calls"
+    assert whole.calls(choice)

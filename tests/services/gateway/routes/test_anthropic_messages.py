@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.shared.errors import ContextLength, Overloaded
+from pagewire.shared.errors import ContextLength, ContextLengths, Overloaded
 from pagewire.shared.messages.client import Accepted, ChatFormat, Choice, Final, FinalChoice, Result, Usage
 from tests.services.gateway.http_client import Answer, Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas
@@ -129,7 +129,6 @@ async def test_every_error_of_these_paths_has_anthropics_shape(gateway: Gateway,
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
-        ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"temperature": "hot"}, "temperature"),
         ({"messages": "hi"}, "messages"),
     ],
@@ -190,3 +189,97 @@ async def test_a_call_in_a_stream_is_a_block_of_json(gateway: Gateway) -> None:
     pieces = [event["delta"] for event in events if event["type"] == "content_block_delta" and event["index"] == 1]
     assert msgspec.json.decode("".join(delta["partial_json"] for delta in pieces)) == {"city": "Bern"}
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+FORCED = {"type": "tool", "name": "weather"}
+
+
+def named_call(text: str, reason: Any = "stop") -> Result:
+    form = ChatFormat(tool_calls="named", tool="weather")
+    return Result("r1", [Choice(0, text, [5], reason)], Usage(3, 1), chat_format=form)
+
+
+async def test_a_forced_call_ends_with_tool_use(gateway: Gateway) -> None:
+    gateway.responder.script = lambda request: [named_call('{"city": "Bern"}')]
+    body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED)).json
+    assert (body["stop_reason"], body["content"][0]["input"]) == ("tool_use", {"city": "Bern"})
+
+
+async def test_a_call_that_was_cut_is_no_block(gateway: Gateway) -> None:
+    gateway.responder.script = lambda request: [named_call('{"city": "Be', "length")]
+    body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED)).json
+    assert (body["stop_reason"], body["content"]) == ("max_tokens", [])
+
+
+async def test_the_form_of_the_output_is_a_schema(gateway: Gateway) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    config = {"format": {"type": "json_schema", "schema": schema}, "effort": "high"}
+    assert (await ask(gateway, output_config=config)).status == 200
+    assert (await ask(gateway, output_config={})).status == 200
+    assert (await ask(gateway, output_format=config["format"])).status == 200
+    first, second, third = gateway.responder.requests
+    assert first.sampling.structured_outputs is not None
+    assert first.sampling.structured_outputs.json == schema
+    assert first.chat_template_kwargs == {"reasoning_effort": "high"}
+    assert second.sampling.structured_outputs is None
+    assert third.sampling.structured_outputs == first.sampling.structured_outputs
+    answer = await ask(gateway, output_config={"format": {"type": "xml"}})
+    assert (answer.status, "output_config" in answer.json["error"]["message"]) == (400, True)
+
+
+async def test_the_last_turn_of_the_assistant_is_continued(gateway: Gateway) -> None:
+    await ask(gateway, messages=[*HELLO, {"role": "assistant", "content": "The answer is"}])
+    (request,) = gateway.responder.requests
+    assert (request.continue_final_message, request.add_generation_prompt) == (True, False)
+
+
+async def test_the_billing_header_of_claude_code_is_no_prompt(gateway: Gateway) -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.fa6; cc_entrypoint=cli;"}
+    await ask(gateway, system=[billing, {"type": "text", "text": "Be brief."}])
+    (request,) = gateway.responder.requests
+    assert (request.messages or [])[0].content == "Be brief."
+
+
+async def test_null_says_nothing(gateway: Gateway) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": None, "is_error": None}
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = await ask(gateway, messages=turns, system=None, tools=[{**TOOL, "description": None, "type": None}])
+    assert answer.status == 200, answer.body
+    (request,) = gateway.responder.requests
+    assert (request.messages or [])[2].content == ""
+
+
+async def test_cached_tokens_are_counted_alike_in_every_event(gateway: Gateway) -> None:
+    first, *rest = deltas()
+    first.cached_tokens = 2
+    gateway.responder.script = lambda request: [
+        first,
+        *rest,
+        Final("r1", [FinalChoice(0, "stop")], Usage(3, 5, cached_tokens=2)),
+        None,
+    ]
+    events = events_of(await ask(gateway, stream=True))
+    begin, end = events[0]["message"]["usage"], events[-2]["usage"]
+    assert (begin["input_tokens"], begin["cache_read_input_tokens"]) == (1, 2)
+    assert (end["input_tokens"], end["cache_read_input_tokens"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sentence"),
+    [
+        (ContextLengths(9000, 0, 8192), "prompt is too long: 9000 tokens > 8192 maximum"),
+        (ContextLengths(8000, 500, 8192), "input length and `max_tokens` exceed context limit: 8000 + 500 > 8192"),
+    ],
+)
+async def test_a_context_that_is_too_long_is_said_in_anthropics_words(
+    gateway: Gateway, lengths: ContextLengths, sentence: str
+) -> None:
+    gateway.responder.script = lambda request: [ContextLength("too long", lengths=lengths), None]
+    answer = await ask(gateway)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    assert answer.json["error"]["message"].startswith(sentence)

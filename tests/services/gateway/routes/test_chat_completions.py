@@ -168,7 +168,6 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     assert await blamed(gateway, response_format={"type": "xml"}) == "response_format"
     assert await blamed(gateway, top_logprobs=2) == "top_logprobs"
     assert await blamed(gateway, echo=True) == "echo"
-    assert await blamed(gateway, reasoning_effort="high") == "reasoning_effort"
     assert await blamed(gateway, messages="hi") == "messages"
     assert await blamed(gateway, messages=None) == "messages"
     assert await blamed(gateway, messages=[{"role": "user"}]) == "messages"
