@@ -27,6 +27,7 @@ class MessageParser:
     def __init__(self, form: ChatFormat) -> None:
         self._out = PartWriter(single=form.single)
         self._reader = Reader(self._out, form.texts)
+        self._forced = form.tool_calls == REQUIRED
         self._steps = _message(self._reader, form)
         next(self._steps)
 
@@ -36,9 +37,13 @@ class MessageParser:
         next(self._steps)
         return self._out.take()
 
-    def end(self) -> list[Part]:
-        """Returns the rest of the message, whose text has ended. Must be called once."""
-        self._reader.end()
+    def end(self, *, cut: bool = False) -> list[Part]:
+        """Returns the rest of the message, whose text has ended. Must be called once.
+
+        `cut`: the limit of tokens has ended it: what has begun of a call is then no content. A text that a grammar
+        forces to be calls is nothing else, whatever ends it.
+        """
+        self._reader.end(cut=cut or self._forced)
         next(self._steps, None)
         self._out.end()
         return self._out.take()
@@ -77,8 +82,10 @@ class Message:
                 self.calls[part.call].arguments += part.text
 
 
-def read_message(text: str, form: ChatFormat | None) -> Message:
-    """Returns the message of a whole text. `form`: the `chat_format` of the result that has the text.
+def read_message(text: str, form: ChatFormat | None, *, cut: bool = False) -> Message:
+    """Returns the message of a whole text, which the limit of tokens may have `cut`.
+
+    `form`: the `chat_format` of the result that has the text.
 
     >>> message = read_message('[{"name": "f", "parameters": {"a": 1}}]', ChatFormat(tool_calls="required"))
     >>> message.calls
@@ -88,7 +95,7 @@ def read_message(text: str, form: ChatFormat | None) -> Message:
         return Message(text)
     parser = MessageParser(form)
     message = Message()
-    for part in [*parser.push(text), *parser.end()]:
+    for part in [*parser.push(text), *parser.end(cut=cut)]:
         message.add(part)
     return message
 

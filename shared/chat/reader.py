@@ -59,6 +59,8 @@ class Reader:
         """Whether no text follows."""
         self._mark = -1
         """Position of the first character that may be refused; -1: there is none."""
+        self._bare = False
+        """Whether a call begins without a tag, so that content may look like one."""
         self._again = -1
         """Position at which reading goes on if the text since the mark is refused."""
 
@@ -70,9 +72,13 @@ class Reader:
         if self.marked:
             self._mark, self._again = 0, self._again - start
 
-    def end(self) -> None:
-        """Ends the text."""
+    def end(self, *, cut: bool) -> None:
+        """Ends the text. If it was `cut`, a tag or a call that has begun and cannot go on is dropped."""
         self._ended = True
+        begin = self._mark if self.marked else self._at
+        if cut and not self._bare and (self.marked or len(self._text) - begin > 1):  # one character may be content
+            self._text, self._at = self._text[:begin], begin
+            self.commit()
 
     @property
     def marked(self) -> bool:
@@ -108,8 +114,9 @@ class Reader:
             self.mark(len(tag))
             yield from self.attempt(grammar(self))
 
-    def content_behind(self, grammar: Callable[["Reader"], Steps[None]]) -> Steps[None]:
-        """Reads a text as `grammar` describes; the rest is content."""
+    def content_behind(self, grammar: Callable[["Reader"], Steps[None]], *, bare: bool = False) -> Steps[None]:
+        """Reads a text as `grammar` describes; the rest is content. `bare`: no tag tells the two apart."""
+        self._bare = bare
         self.mark()
         yield from self.attempt(grammar(self))
         yield from self.rest(self.out.content)

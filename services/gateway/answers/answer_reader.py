@@ -57,13 +57,15 @@ class AnswerReader:
             return [Part(Kind.CONTENT, text)] if text else []
         return self._shown(choice, self._parsers[choice].push(text))
 
-    def end(self, choice: int) -> list[Part]:
+    def end(self, choice: FinalChoice) -> list[Part]:
         """Returns the last parts of a choice, whose text has ended."""
-        return [] if self._form is None else self._shown(choice, self._parsers[choice].end())
+        if self._form is None:
+            return []
+        return self._shown(choice.index, self._parsers[choice.index].end(cut=choice.finish_reason == "length"))
 
     def message(self, choice: Choice) -> Message:
         """Returns the message of a whole choice."""
-        message = read_message(choice.text, self._form)
+        message = read_message(choice.text, self._form, cut=choice.finish_reason == "length")
         if message.calls:
             self._calling.add(choice.index)
         if not self._reasoning:

@@ -45,7 +45,7 @@ class BlockEvents(EventStream):
     @override
     def ends(self, final: Final, *, usage: bool) -> bytes:
         (choice,) = final.choices
-        events = [*self._events(self._reader.end(choice.index))]
+        events = [*self._events(self._reader.end(choice))]
         if self._block is None:
             events += self._events([Part(Kind.CONTENT, "")])
         cut = choice.finish_reason == "length"

@@ -41,7 +41,7 @@ class ParsedChatEvents(ChatEvents):
     @override
     def ends(self, final: Final, *, usage: bool) -> bytes:
         so_far = self._usage(final.usage.prompt_tokens)
-        rest = [self._parts(end.index, self._reader.end(end.index), so_far) for end in final.choices]
+        rest = [self._parts(end.index, self._reader.end(end), so_far) for end in final.choices]
         return b"".join(rest) + super().ends(final, usage=usage)
 
     @override

@@ -8,7 +8,7 @@ TAG = "<|python_tag|>"
 
 def llama3_json(reader: Reader) -> Steps[None]:
     """Reads calls, or else content."""
-    return reader.content_behind(_calls)
+    return reader.content_behind(_calls, bare=True)
 
 
 def _calls(reader: Reader) -> Steps[None]:

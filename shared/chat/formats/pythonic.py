@@ -19,7 +19,7 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 def pythonic(reader: Reader) -> Steps[None]:
     """Reads calls, or else content. Each argument goes out when it is complete, as JSON."""
-    return reader.content_behind(_calls)
+    return reader.content_behind(_calls, bare=True)
 
 
 def _calls(reader: Reader) -> Steps[None]:

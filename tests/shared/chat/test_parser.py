@@ -169,9 +169,20 @@ NO_CALLS = [
     ("pythonic", "[f(a='x"),
     ("pythonic", "[f(a=" + "(" * 500 + ")" * 500 + ")]"),
     ("required", "[]"),
-    ("required", '[{"name": "f"'),
 ]
 """Format, and a text that looks like a call and is content."""
+CUT = [
+    ("required", "["),
+    ("required", '[{"name": "f"'),
+    ("hermes", "<tool_cal"),
+    ("hermes", '<tool_call>\n{"name": "get_w'),
+    ("qwen3_coder", "<tool_call>\n<func"),
+    ("glm45", "<tool_call>get_w"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f"),
+    ("harmony", "<|channel|>comm"),
+    ("mistral", "[TOOL_CALLS]get_w"),
+]
+"""Format, and the beginning of a call."""
 PIECES = [
     *["<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>"],
     *["</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0"],
@@ -311,3 +322,15 @@ def test_a_text_without_a_format_is_content() -> None:
 def test_every_parser_of_a_setting_has_a_format() -> None:
     assert set(TOOL_PARSERS.values()) <= set(TOOL_CALLS)
     assert set(REASONING_PARSERS.values()) <= set(REASONING)
+
+
+@pytest.mark.parametrize(("form", "text"), CUT)
+def test_the_beginning_of_a_call_that_was_cut_is_no_content(form: str, text: str) -> None:
+    assert read_message(text, ChatFormat(form), cut=True).content is None
+    before = "" if form in {"required", "harmony"} else "Let me see."
+    assert read_message(before + text, ChatFormat(form), cut=True).content == (before or None)
+
+
+def test_what_looks_like_a_bare_call_may_be_an_answer() -> None:
+    assert read_message('{"answer": 4', ChatFormat("llama3_json"), cut=True).content == '{"answer": 4'
+    assert read_message("a <", ChatFormat("hermes"), cut=True).content == "a <"

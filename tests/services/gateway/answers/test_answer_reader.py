@@ -14,7 +14,7 @@ TEXT = '<think>Hm.</think>I look.<tool_call>{"name": "f", "arguments": {"a": 1}}
 def test_an_empty_text_without_a_format_is_no_part() -> None:
     reader = AnswerReader("r1", None)
     assert (reader.push(0, ""), reader.push(0, "Hi")) == ([], [Part(Kind.CONTENT, "Hi")])
-    assert reader.end(0) == []
+    assert reader.end(FinalChoice(0, "stop")) == []
 
 
 def test_an_empty_answer_is_one_block_of_content() -> None:
@@ -45,7 +45,7 @@ def test_an_answer_ends_for_the_same_reason_whole_and_in_pieces(cuts: list[int])
     reader = AnswerReader("r1", THINKS_AND_CALLS)
     for begin, end in itertools.pairwise(bounds):
         reader.push(1, TEXT[begin:end])
-    reader.end(1)
+    reader.end(FinalChoice(1, "stop"))
     assert reader.calls(FinalChoice(1, "stop"))
     assert not reader.calls(FinalChoice(1, "length")), "a cut answer does not end because of its calls"
     assert not reader.calls(FinalChoice(0, "stop")), "another choice has no call"
