@@ -6,22 +6,31 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope
 
-from pagewire.shared.errors import PayloadTooLarge
+from pagewire.shared.errors import PayloadTooLarge, RequestError
 
 
 class ClientGone(Exception):
     """The client has disconnected, so that no response can be sent."""
 
 
+class UnsupportedEncoding(RequestError):
+    """The body of a request has a Content-Encoding that is not taken."""
+
+    code, kind = 415, "unsupported_encoding"
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Returns the whole body; reads nothing if its header says that it is too large.
 
     Raises:
+        UnsupportedEncoding: the body is compressed.
         PayloadTooLarge: the body has more than `limit` bytes.
         ClientGone: the client disconnected before the end of the body.
     """
-    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if int(declared) > limit:
+    headers = dict(scope["headers"])
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in {b"identity", b""}:
+        raise UnsupportedEncoding("the body is compressed: send it without Content-Encoding")
+    if int(headers.get(b"content-length", b"0")) > limit:
         raise _too_large(limit)
     body = bytearray()
     while True:

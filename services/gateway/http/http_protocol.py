@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from pagewire.services.gateway.http import errors
+from pagewire.services.gateway.http.declined_upgrade import without_offer
+from pagewire.services.gateway.http.unchunked import UnchunkedCycle
 
 LAST_IDLE_TIME = 5.0
 """Seconds that a connection may be idle while the server leaves: its client may be about to send the next request."""
@@ -182,7 +185,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._over:
             return
         calls = self._calls
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         self._unparsed = 0 if self._calls != calls else self._unparsed + len(data)
         if self._unparsed > self._limits.header_bytes:
             self._refuse_header()
@@ -220,7 +224,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Starts the time of the body, and the request unless there are too many connections."""
         self._calls += 1
-        if self._over:
+        if self._over or self.parser.should_upgrade():  # `_decline` has the header parsed again
+            return
+        version, hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
+        if version not in {"1.0", "1.1"} or (version == "1.1" and hosts != 1):
+            self.refuse(400, "invalid_request", "this is no request of HTTP/1.1 with one Host header, nor of HTTP/1.0")
             return
         self._header_bytes = self._header_lines = self._step_bytes = 0
         self._reading = _Reading.BODY
@@ -230,6 +238,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(503, "unavailable", "there are too many connections: send the request again later")
             return
         super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # uvicorn creates it, and starts it later
         if not self.pipeline:
             self._answering = self.cycle
 
@@ -251,7 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Ends the time of the body."""
         self._calls += 1
-        if self._over:
+        if self._over or self.parser.should_upgrade():
             return
         self._connections.uploading.pop(self, None)
         discarded = self._reading == _Reading.DISCARDED_BODY
@@ -336,6 +346,27 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
         self._disconnect()
+
+    def _parse(self, data: bytes) -> None:
+        """Has the parser read what has arrived."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._decline(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.send_400_response("")
+
+    def _decline(self, rest: bytes) -> None:
+        """Ignores an offer to speak another protocol (RFC 9110, 7.8), after which the parser would read no body.
+
+        `rest`: what has arrived behind the header, which is parsed again, without the offer.
+        """
+        if self.parser.get_method() == b"CONNECT":
+            self.send_400_response("")
+            return
+        head = without_offer(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
+        self.parser = HttpRequestParser(self)
+        self._parse(head + rest)
 
     @property
     def _over(self) -> bool:

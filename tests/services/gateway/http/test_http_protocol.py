@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from pagewire.services.gateway.http import http_protocol, server
 from pagewire.services.gateway.http.connection import ClientGone, read_body
 from pagewire.services.gateway.http.http_protocol import ConnectionLimits, Connections
-from pagewire.shared.errors import PayloadTooLarge
+from pagewire.shared.errors import RequestError
 from pagewire.shared.process.listener import listen
 from tests.support.waiting import PATIENCE, until
 
@@ -45,8 +45,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, BODY_LIMIT)
-        except PayloadTooLarge:
-            await PlainTextResponse("too large", 413)(scope, receive, send)
+        except RequestError as error:
+            await PlainTextResponse(error.message, error.code)(scope, receive, send)
             return
         except ClientGone:
             return
@@ -354,7 +354,7 @@ async def test_bytes_that_are_not_http_are_refused_in_the_shape_of_errors() -> N
         for data in (
             b"\x16\x03\x01\x02\x00",
             b"GET\r\n\r\n",
-            b"CONNECT x:1 HTTP/1.1\r\n\r\n",
+            b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
             b"GET /\xff HTTP/1.1\r\n\r\n",
         ):
             peer = await running.connect()
