@@ -10,7 +10,8 @@ def tool_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, 
     """Returns the JSON schema of the answer.
 
     With a `choice`, the answer is the arguments of that tool. Otherwise it is an array of one or more calls, or of
-    exactly one with `single`. Each call has a `name` and `parameters`.
+    exactly one with `single`. Each call has a `name` and `parameters`, whose schema is a resource of its own, so that
+    references in it stay as they are.
     """
     functions = [tool["function"] for tool in tools]
     if choice is not None:
@@ -21,7 +22,9 @@ def tool_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, 
         "minItems": 1,
         **limit,
         "items": {"anyOf": [_call(function["name"], index) for index, function in enumerate(functions)]},
-        "$defs": {str(index): _moved(_parameters(function), index) for index, function in enumerate(functions)},
+        "$defs": {
+            str(index): {"$id": f"tool:{index}", **_parameters(function)} for index, function in enumerate(functions)
+        },
     }
 
 
@@ -38,16 +41,3 @@ def _call(name: str, index: int) -> dict[str, Any]:
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-
-
-def _moved(schema: Any, index: int) -> Any:
-    """Returns a schema with the references that it needs at its new place, `#/$defs/<index>`."""
-    if isinstance(schema, list):
-        return [_moved(each, index) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(value, index) for name, value in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = f"#/$defs/{index}{reference[1:]}"
-    return moved

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.services.tokenizer.validation.json_schemas import JsonSchema, closed, stricter
+from pagewire.services.tokenizer.validation.schema_keywords import simplified
 from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.grammar_compiler import MAX_GRAMMAR, GrammarCompiler, GrammarError
@@ -171,6 +172,7 @@ def _schema(value: str | JsonSchema, params: StructuredOutputsParams, strict: bo
     schema = _decoded(value)
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is an object")  # noqa: TRY004 a value of a request
+    schema = simplified(schema)
     if params.disable_additional_properties:
         schema = closed(schema)
     rewritten: JsonSchema = stricter(schema) if strict else schema

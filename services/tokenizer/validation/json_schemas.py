@@ -26,7 +26,7 @@ def closed(schema: Any) -> Any:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = _map_parts(schema, closed)
+    inner = map_parts(schema, closed)
     if isinstance(schema.get("properties"), dict) and not schema.keys() & {"additionalProperties", "patternProperties"}:
         inner["additionalProperties"] = False
     return inner
@@ -43,7 +43,7 @@ def stricter(schema: Any) -> Any:
         return [stricter(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = _map_parts(schema, stricter)
+    inner = map_parts(schema, stricter)
     if isinstance(inner.get("format"), str) and inner["format"] not in FORMATS:
         del inner["format"]
     _demand_dependencies(inner)
@@ -52,7 +52,7 @@ def stricter(schema: Any) -> Any:
     return inner
 
 
-def _map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
+def map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
     """Returns a schema with its parts rewritten, also under unknown keywords, as references may lead there."""
     parts: dict[str, Any] = {}
     for name, value in schema.items():
