@@ -10,9 +10,10 @@ import structlog
 from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import get_current_span
 
+from pagewire.services.tokenizer.chat.call_grammar import call_rule
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_shown, progress_of
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_shown, progress_of, tool_names
 from pagewire.services.tokenizer.request_checker import TOO_LATE, CheckedRequest
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import note
@@ -85,9 +86,9 @@ class RequestEncoder:
         params = request.sampling
         try:
             async with asyncio.timeout(checked.seconds_left()):
-                prompts, form, reasoning = await self._encode_prompts(checked)
+                prompts, form, around = await self._encode_prompts(checked)
                 bad_words = await self._encode_bad_words(params)
-                grammar = await model.grammars.grammar(params.structured_outputs, reasoning)
+                grammar = await model.grammars.grammar(params.structured_outputs, around)
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
@@ -123,8 +124,8 @@ class RequestEncoder:
         return TokenizeReply(ids, self._model.encoder.spell(ids) if request.return_token_strs else None)
 
     async def _encode_prompts(self, checked: CheckedRequest) -> tuple[Sequence[Sequence[int]], ChatFormat | None, str]:
-        """Returns the ids of each prompt, the format of the answers to a conversation, and the grammar of their
-        reasoning, which comes before the text whose form the request asks for."""
+        """Returns the ids of each prompt, the format of the answers to a conversation, and the grammar of what may come
+        before the text whose form the request asks for, or instead of it: reasoning and calls."""
         request, encoder, formats = checked.request, self._model.encoder, self._model.formats
         special = request.add_special_tokens
         match checked.prompts:
@@ -135,9 +136,10 @@ class RequestEncoder:
                 text = await self._renderer.render(conversation)
                 self._check_texts([text], request)
                 progress = progress_of(request, formats, text)
-                reasoning = reasoning_grammar(formats.reasoning, progress, formats.token_ids)
-                ids = await encoder.encode([text], special=bool(special))
-                return ids, chat_format(request, formats, progress), reasoning
+                form, names = chat_format(request, formats, progress), tool_names(request)
+                call = call_rule(form.tool_calls, names, formats.token_ids) if form is not None else ""
+                around = reasoning_grammar(formats.reasoning, progress, formats.token_ids, call)
+                return await encoder.encode([text], special=bool(special)), form, around
             case TokenPrompts(prompts):
                 return prompts, None, ""
 

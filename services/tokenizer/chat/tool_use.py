@@ -36,9 +36,6 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
             raise invalid_field("tool_choice", "needs tools: give some, or leave it out")
         return
     names = check_shown(request, formats)
-    forced = choice == "required" or isinstance(choice, ToolChoice)
-    if forced and request.sampling.structured_outputs is not None:
-        raise invalid_field("structured_outputs", "cannot be used with a tool_choice that forces a call: leave one out")
     match choice:
         case ToolChoice(function=function):
             if function.name not in names:
@@ -71,9 +68,14 @@ def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
     return names
 
 
+def tool_names(request: GenerateRequest) -> list[str]:
+    """Returns the names of a request's tools, which `check_tools` has checked."""
+    return [tool["function"]["name"] for tool in request.tools or ()]
+
+
 def with_forced_call(request: GenerateRequest) -> SamplingParams:
-    """Returns the sampling parameters of a request, with a grammar if the answer must call tools. `check_tools` has
-    checked the request."""
+    """Returns the sampling parameters of a request, with a grammar if the answer must call tools: any other form is
+    then without an object. `check_tools` has checked the request."""
     choice = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
     if not request.tools or (choice is None and request.tool_choice != "required"):
         return request.sampling
