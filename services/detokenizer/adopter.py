@@ -172,7 +172,7 @@ class Adopter:
                         if opening is not None:
                             orphans.append(_Orphan(opening, item.headers))
             for stream in unstored:
-                if not stream.stored and stream.attachment is None:
+                if not stream.accepted:
                     await self._end_unstored(stream)
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=LOOK_INTERVAL)
@@ -293,5 +293,4 @@ def _order(stream: Stream) -> AttachOrder:
 
 def _may_be_unstored(stream: Stream, now: float) -> bool:
     """Returns whether a stream has waited so long that its request may be in no queue."""
-    waits = stream.state is StreamState.OPEN and stream.attachment is None and not stream.stored
-    return waits and now - stream.opened_at > UNSTORED_AFTER
+    return not stream.accepted and now - stream.opened_at > UNSTORED_AFTER

@@ -242,6 +242,20 @@ class TestQueuedRequests:
             assert queued.frames[0] == queued.accepted
             assert queued.last is None
 
+    async def test_an_adopted_request_may_wait_in_its_queue_for_any_time(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.UNSTORED_AFTER", 0.2)
+        async with rig(folder) as world:
+            say(world, "dead")
+            adopted = await world.reader()
+            await store(world.broker, folder, opening(adopted, request_id="r2"), "dead")
+            end(world, "dead")
+            await until(lambda: adopted.messages)
+            lost = await world.open(stored=False)
+            await lost.error()
+            assert adopted.last is None, "its request is in a queue that the look has passed"
+
 
 class TestTwoOwners:
     """Two detokenizers have one stream, and one of them drops it without a word."""
