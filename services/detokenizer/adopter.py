@@ -42,6 +42,8 @@ UNSTORED_AFTER = 20.0
 nothing, has time to send the request again: a client that waits for a result does so after 15 s."""
 CHECK_INTERVAL = 2.0
 """Seconds between two checks for streams whose request may be in no queue."""
+QUEUED_FOR = 2.0
+"""Seconds for which a request is queued before a check looks for its work item: most are attached sooner."""
 PING_TIMEOUT = 0.5
 """Seconds that an instance without any heartbeat so far has to answer a ping."""
 MAX_ANNOUNCED = 500
@@ -68,6 +70,8 @@ class _Orphan:
     opening: OpenStream
     headers: Headers
     """Headers of the work item, with the trace context."""
+    number: int
+    """Number of the work item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class Adopter:
             unstored: list[Stream] = []
             if now >= next_check:
                 next_check = now + CHECK_INTERVAL
+                await self._end_vanished(now)
                 unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
             if self.ready and not self.draining and (unstored or next_look <= now < look_until):
                 next_look = now + LOOK_INTERVAL
@@ -161,7 +166,7 @@ class Adopter:
                         continue
                     stream = self._registry.find(work.request_id)
                     if stream is not None:
-                        self._streams.note_stored(stream)
+                        self._streams.note_stored(stream, item.sequence)
                         if self._belongs_to_another(stream, work.detokenizer):
                             self._streams.drop(stream)
                         continue
@@ -170,10 +175,10 @@ class Adopter:
                     if gone[work.detokenizer] and work.opening and self._is_first(work.request_id):
                         opening = _opening.try_decode(work.opening)
                         if opening is not None:
-                            orphans.append(_Orphan(opening, item.headers))
+                            orphans.append(_Orphan(opening, item.headers, item.sequence))
             for stream in unstored:
                 if not stream.accepted:
-                    await self._end_unstored(stream)
+                    await self._end_lost(stream, "the request was not queued: send it again")
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=LOOK_INTERVAL)
             return 0
@@ -187,13 +192,28 @@ class Adopter:
         beat = self._peers.find(owner)
         return owner != self._instance and beat is not None and beat.ready
 
-    async def _end_unstored(self, stream: Stream) -> None:
-        """Ends a stream whose request is in no queue: the tokenizer died before it had stored the request."""
+    async def _end_lost(self, stream: Stream, message: str) -> None:
+        """Ends a stream whose request is in no queue."""
         if await self._bus.store.get_done(stream.request_id) is not None:
             self._streams.drop(stream)  # another detokenizer has served the request
             return
-        _log.error("request_never_stored", request_id=stream.request_id)
-        self._streams.abort(stream, Unavailable("the request was not queued: send it again"))
+        _log.error("request_in_no_queue", request_id=stream.request_id, number=stream.number)
+        self._streams.abort(stream, Unavailable(message))
+
+    async def _end_vanished(self, now: float) -> None:
+        """Ends the streams of queued requests whose work items are gone: nobody would ever serve them."""
+        queued = [
+            s for s in self._registry.open if s.number and s.attachment is None and now - s.opened_at > QUEUED_FOR
+        ]
+        if not queued:
+            return
+        try:
+            missing = await self._bus.store.missing_work([stream.number for stream in queued])
+            for stream in queued:
+                if stream.number in missing and stream.attachment is None and stream.state is StreamState.OPEN:
+                    await self._end_lost(stream, "the request has vanished from the queue: send it again")
+        except BusError as error:
+            _log.warning("queues_not_read", reason=str(error), retry_in=CHECK_INTERVAL)
 
     async def _is_gone(self, instance: str) -> bool | None:
         """Returns whether a detokenizer is gone or gives its streams away; None if that is not known yet."""
@@ -238,10 +258,11 @@ class Adopter:
         if self._registry.full:
             return False
         try:
-            await self._streams.adopt(orphan.opening, vocabulary, orphan.headers)
+            stream = await self._streams.adopt(orphan.opening, vocabulary, orphan.headers)
         except BusError as error:
             _log.warning("stream_not_adopted", request_id=orphan.opening.request_id, reason=str(error))
             return False
+        self._streams.note_stored(stream, orphan.number)
         return True
 
     def _publish(self, orders: dict[str, AttachOrder]) -> None:

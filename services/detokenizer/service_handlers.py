@@ -86,7 +86,7 @@ class ServiceHandlers:
             return
         stream = self._registry.find(stored.request_id)
         if stream is not None:
-            self._streams.note_stored(stream)
+            self._streams.note_stored(stream, stored.number)
         if message.reply:
             self._bus.publish(message.reply, b"")
 

@@ -332,8 +332,12 @@ class Streams:
         stream.subscribers.append(subscriber)
         self._send(stream)
 
-    def note_stored(self, stream: Stream) -> None:
-        """Tells the client that its request is accepted. Before that it hears nothing, and sends the request again."""
+    def note_stored(self, stream: Stream, number: int) -> None:
+        """Tells the client that its request is accepted. Before that it hears nothing, and sends the request again.
+
+        `number`: that of the work item, as the store has returned it; 0: unknown.
+        """
+        stream.number = number or stream.number
         if not stream.accepted:
             stream.stored = True
             self._send(stream)

@@ -4,6 +4,7 @@ import asyncio
 import bisect
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -101,6 +102,11 @@ class MemoryStore(Store):
         await asyncio.sleep(0)
         entries = (e for e in self._entries.values() if e.sequence > after and e.queue.startswith(f"{prefix}."))
         return [StoredItem(e.sequence, e.data, e.headers) for e in islice(entries, LIST_BATCH)]
+
+    @override
+    async def missing_work(self, numbers: Collection[int]) -> set[int]:
+        await asyncio.sleep(0)
+        return {number for number in numbers if str(number) not in self._entries}
 
     @override
     async def renew_work(self, ack: str) -> None:

@@ -7,6 +7,7 @@ sends them again: a request is idempotent, or has a message id.
 
 import asyncio
 import secrets
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -101,8 +102,12 @@ class _StreamState(msgspec.Struct):
     """Number of messages by subject."""
     bytes: int = 0
     """Size of all messages."""
+    first_seq: int = 0
+    """Number of the first message that is there."""
     last_seq: int = 0
     """Number of the last message that was stored."""
+    deleted: list[int] | None = None
+    """Numbers between these two whose messages are gone, if the request asks for them."""
 
 
 class _StreamInfo(Reply):
@@ -215,14 +220,11 @@ class NatsStore(Store):
 
     @override
     async def queue_lengths(self, prefix: str) -> QueueLengths:
-        request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
-        info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
-        if info.error is not None and info.error.err_code in NOT_NOW:
-            raise NotNow(info.error.description)
-        counts = info.state.subjects or {}
+        state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
+        counts = state.subjects or {}
         lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
-        left = int(self._max_store * SHARES[WORK_STREAM]) - info.state.bytes
-        return QueueLengths(lengths, info.state.last_seq, left)
+        left = int(self._max_store * SHARES[WORK_STREAM]) - state.bytes
+        return QueueLengths(lengths, state.last_seq, left)
 
     @override
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
@@ -238,6 +240,20 @@ class NatsStore(Store):
             StoredItem(int(message.headers[SEQUENCE]), message.data, _user_headers(message))
             async for message in answers
         ]
+
+    @override
+    async def missing_work(self, numbers: Collection[int]) -> set[int]:
+        state = await self._work_state({"deleted_details": True})
+        deleted = frozenset(state.deleted or ())
+        return {n for n in numbers if not state.first_seq <= n <= state.last_seq or n in deleted}
+
+    async def _work_state(self, request: Mapping[str, object]) -> _StreamState:
+        """Returns the state of the work stream, with the details that a request asks for."""
+        answer = await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", msgspec.json.encode(request))
+        info = _info.decode(answer.data)
+        if info.error is not None and info.error.err_code in NOT_NOW:
+            raise NotNow(info.error.description)
+        return info.state
 
     @override
     async def renew_work(self, ack: str) -> None:

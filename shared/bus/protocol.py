@@ -1,6 +1,6 @@
 """The protocol of the message bus; `shared.bus.nats` and `shared.bus.memory` implement it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,6 +106,12 @@ class Store(Protocol):
 
         The items are those with a `sequence` above `after`, in order: as many as one answer takes, empty when there are
         no more. Items that are delivered now are among them.
+        """
+
+    async def missing_work(self, numbers: Collection[int]) -> set[int]:
+        """Returns which of the items with these numbers, as `put_work` returned them, are in no queue any more.
+
+        They have ended, or the store has lost them: somebody has purged it, or a block of its disk is damaged.
         """
 
     async def renew_work(self, ack: str) -> None:

@@ -104,6 +104,8 @@ class StoredWork(Wire, frozen=True):
 
     request_id: str
     """Id of the request."""
+    number: int = 0
+    """Number of the work item, as the store has returned it; 0: unknown."""
 
 
 class AbortStream(Wire, frozen=True):

@@ -70,6 +70,8 @@ class Stream:
     """Whether another detokenizer owned the stream before."""
     stored: bool = False
     """Whether the work queue is known to have the request."""
+    number: int = 0
+    """Number of the request's work item, as the store has returned it; 0: unknown."""
     opened_at: float = field(default_factory=time.monotonic)
     """Time at which the stream was opened here, in monotonic seconds."""
     first_token_at: float = 0.0

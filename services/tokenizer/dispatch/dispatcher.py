@@ -243,7 +243,9 @@ class Dispatcher:
                 return Outcome.ABORTED
             raise unstored from None
         self._admission.on_stored(work.priority, number)
-        self._bus.publish(f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id)))
+        self._bus.publish(
+            f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id, number))
+        )
         self._stored[work.request_id] = None
         if len(self._stored) > STORED_KEPT:
             del self._stored[next(iter(self._stored))]

@@ -14,7 +14,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
-from pagewire.shared.messages.open import Encoding, OpenState, OpenStream
+from pagewire.shared.messages.open import Encoding, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.process.context import Drain
@@ -241,6 +241,32 @@ class TestQueuedRequests:
             assert (error.code, error.retryable) == (503, True)
             assert queued.frames[0] == queued.accepted
             assert queued.last is None
+
+    @pytest.mark.parametrize("adopted", [False, True])
+    async def test_a_request_that_vanishes_from_its_queue_ends_with_an_error(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, adopted: bool
+    ) -> None:
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.QUEUED_FOR", 0.0)
+        async with rig(folder) as world:
+            owner = "dead" if adopted else "d1"
+            if adopted:
+                say(world, owner)
+            reader = await world.reader() if adopted else await world.open(request_id="r2")
+            stays = await world.reader() if adopted else await world.open(request_id="r3")
+            await store(world.broker, folder, opening(reader, request_id="r2"), owner)
+            await store(world.broker, folder, opening(stays, request_id="r3"), owner)
+            if adopted:
+                end(world, owner)
+                await until(lambda: reader.messages and stays.messages)
+            else:
+                await world.ask("stored", StoredWork("r2", 1))
+                await world.ask("stored", StoredWork("r3", 2))
+            (lost, _) = await world.broker.store.pull_work(queue(folder), 2, expires=5)
+            await world.broker.store.end_work(lost.ack)  # as if somebody had purged it
+            error = await reader.error()
+            assert (error.code, error.retryable) == (503, True)
+            assert stays.last is None
 
     async def test_an_adopted_request_may_wait_in_its_queue_for_any_time(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -526,6 +526,20 @@ class TestStore:
             assert len(pulled) == count, "nothing that was listed counts as delivered"
             assert all(item.deliveries == 1 for item in pulled)
 
+    async def test_items_that_have_vanished_are_missing(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        queue = f"{unique('m')}.normal.any"
+        numbers = [await one.store.put_work(queue, b"%d" % number) for number in range(5)]
+        assert await two.store.missing_work(numbers) == set()
+        taken = await two.store.pull_work(queue, 4, expires=5)
+        assert await one.store.missing_work(numbers) == set(), "a delivered item is not gone"
+        for item in (taken[0], taken[2]):
+            await two.store.end_work(item.ack)
+        async with asyncio.timeout(PATIENCE):
+            while await one.store.missing_work(numbers) != {numbers[0], numbers[2]}:
+                pass  # a cluster removes an item after it has confirmed its end
+        assert await one.store.missing_work([numbers[4], numbers[4] + 1000]) == {numbers[4] + 1000}
+
     async def test_a_pull_waits_for_the_first_item_only(self, world: World) -> None:
         putter, puller = await world.connect(), await world.connect()
         model = unique("m")
