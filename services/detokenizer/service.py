@@ -68,6 +68,7 @@ class Detokenizer:
             self._finalizer,
             self._steps,
             metrics,
+            bus.store.now,
         )
         self._peers = Peers(bus)
         self._awaits_successor = False

@@ -6,7 +6,7 @@ another detokenizer rebuilds it from the opening, which the work item carries, a
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from msgspec import UNSET
@@ -60,8 +60,11 @@ class Streams:
         finalizer: Finalizer,
         steps: StepFeed,
         metrics: StreamMetrics,
+        now: Callable[[], float],
     ) -> None:
+        """`now`: the store's."""
         self._metrics = metrics
+        self._now = now
         self._instance = instance
         self._registry = registry
         self._sender = sender
@@ -105,7 +108,7 @@ class Streams:
         """
         stream = await self._registry.recall(request.request_id)
         if stream is None:
-            left = max(0.0, request.deadline - time.time()) if request.deadline else request.timeout_ms / 1000
+            left = max(0.0, request.deadline - self._now()) if request.deadline else request.timeout_ms / 1000
             stream = self._add_stream(request, vocabulary, headers, left)
             stream.adopted = True
             self._metrics.adopted += 1
@@ -304,7 +307,7 @@ class Streams:
             best=request.best,
             num_prompts=len(request.prompts),
             hides_logprobs=request.hides_logprobs,
-            times=Times((request.deadline or time.time() + timeout) - timeout),
+            times=Times(time.time() - max(0.0, request.timeout_ms / 1000 - timeout)),
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")

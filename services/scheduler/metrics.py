@@ -32,10 +32,10 @@ class RequestMetrics:
         self._decode = Histogram(table.DECODE_TIME)
         self._inference = Histogram(table.INFERENCE_TIME)
 
-    def on_slot(self, request: Request) -> None:
-        """Counts the first slot of a request."""
+    def on_slot(self, request: Request, now: float) -> None:
+        """Counts the first slot of a request. `now` is the broker's time."""
         self._redelivered += request.generation > 1
-        request.queue_time = max(0.0, time.time() - request.stored_at)
+        request.queue_time = max(0.0, now - request.stored_at)
         self._queue.observe(request.queue_time)
         request.slot_at = time.monotonic()
 

@@ -129,7 +129,7 @@ class RequestManager:
             if request.queued:
                 request.queued = False
                 self._meter.start(request, time.monotonic())
-                self._metrics.on_slot(request)
+                self._metrics.on_slot(request, self._store.now())
             if request.stage is not Stage.RUN:
                 enter(request, Stage.RUN, cached_tokens=add.computed, executor=term.executor.name)
         if added:
@@ -248,7 +248,7 @@ class RequestManager:
         if request is not None:
             await self._update(request, item, work)
             return
-        late = work.deadline <= time.time()  # the detokenizer tells the client by itself
+        late = work.deadline <= self._store.now()  # the detokenizer tells the client by itself
         if late or (item.deliveries > 1 and await self._is_done(work.request_id)):
             await self._acks.end(item.ack)
             return

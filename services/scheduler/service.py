@@ -200,7 +200,7 @@ class Scheduler:
         if self._manager.end_trial(term):
             term.executor.end_term()
             return
-        now, slowest_reader = time.time(), self._detokenizers.slowest_reader(term.number)
+        now, slowest_reader = self._bus.store.now(), self._detokenizers.slowest_reader(term.number)
         more = True
         while more:
             decision = term.policy.schedule(now, slowest_reader)

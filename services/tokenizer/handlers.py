@@ -57,7 +57,9 @@ class Handlers:
         self._encoder = RequestEncoder(
             model, renderer, bus.max_payload, settings.seed, log_prompts=settings.log_prompts
         )
-        self._processor = InputProcessor(model, settings.max_logprobs, self._encoder, self._dispatcher, self._replier)
+        self._processor = InputProcessor(
+            model, settings.max_logprobs, self._encoder, self._dispatcher, self._replier, context.bus.store.now
+        )
         self._subscriptions: list[Subscription] = []
         self._requests = 0
 

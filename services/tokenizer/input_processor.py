@@ -1,6 +1,7 @@
 """The way of a generate request: checked, encoded, dispatched. Whatever refuses it on the way is told to the client."""
 
 import secrets
+from collections.abc import Callable
 
 import structlog
 from opentelemetry.trace import Span, format_trace_id
@@ -23,9 +24,16 @@ class InputProcessor:
     """Takes the requests for one model through their three stages."""
 
     def __init__(
-        self, model: Model, max_logprobs: int, encoder: RequestEncoder, dispatcher: Dispatcher, replier: Replier
+        self,
+        model: Model,
+        max_logprobs: int,
+        encoder: RequestEncoder,
+        dispatcher: Dispatcher,
+        replier: Replier,
+        now: Callable[[], float],
     ) -> None:
-        """`max_logprobs`: maximum of log-probabilities per token that a request may ask for."""
+        """`max_logprobs`: maximum of log-probabilities per token that a request may ask for; `now`: the store's."""
+        self._now = now
         self._model = model
         self._max_logprobs = max_logprobs
         self._encoder = encoder
@@ -59,5 +67,5 @@ class InputProcessor:
         encoded = await self._encoder.encode(checked)
         headers: dict[str, str] = {}
         tracing.inject(headers, span)
-        messages = request_messages(encoded, checked.seconds_left(), headers)
+        messages = request_messages(encoded, self._now(), checked.seconds_left(), headers)
         return await self._dispatcher.dispatch(messages, refusal)

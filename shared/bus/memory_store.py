@@ -80,6 +80,15 @@ class MemoryStore(Store):
         return entry.sequence
 
     @override
+    def now(self) -> float:
+        return time.time()
+
+    @override
+    async def read_clock(self) -> float:
+        await asyncio.sleep(0)
+        return 0.0
+
+    @override
     async def check(self) -> None:
         """Memory always has room."""
 

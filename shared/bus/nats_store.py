@@ -7,8 +7,10 @@ sends them again: a request is idempotent, or has a message id.
 
 import asyncio
 import secrets
+import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -114,6 +116,8 @@ class _StreamInfo(Reply):
     """The reply to STREAM.INFO."""
 
     state: _StreamState = msgspec.field(default_factory=_StreamState)
+    ts: datetime | None = None
+    """Time of the reply."""
 
 
 class _RecordMessage(msgspec.Struct):
@@ -152,6 +156,8 @@ class NatsStore(Store):
         self._replicas = replicas
         self._bus = bus
         self._requests = requests
+        self._clock: float | None = None
+        """The broker's Unix time less our monotonic time, in seconds; None: the clock has not been read."""
         self._consumers: set[str] = set()
         self._leaders = LeaderSearch(bus, STREAMS, self._create_lost)
 
@@ -188,6 +194,19 @@ class NatsStore(Store):
         """Every attempt has one message id, so that JetStream stores the item once."""
         identified = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
         return await self._put(WORK_STREAM, f"{subjects.WORK}.{queue}", data, identified)
+
+    @override
+    def now(self) -> float:
+        return time.time() if self._clock is None else self._clock + time.monotonic()
+
+    @override
+    async def read_clock(self) -> float:
+        began = time.monotonic()
+        info = await self._work_info({})
+        if info.ts is not None:
+            middle = (began + time.monotonic()) / 2  # the reply was written between the two
+            self._clock = info.ts.timestamp() - middle
+        return self.now() - time.time()
 
     @override
     async def check(self) -> None:
@@ -249,11 +268,15 @@ class NatsStore(Store):
 
     async def _work_state(self, request: Mapping[str, object]) -> _StreamState:
         """Returns the state of the work stream, with the details that a request asks for."""
+        return (await self._work_info(request)).state
+
+    async def _work_info(self, request: Mapping[str, object]) -> _StreamInfo:
+        """Returns what the broker knows of the work stream."""
         answer = await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", msgspec.json.encode(request))
         info = _info.decode(answer.data)
         if info.error is not None and info.error.err_code in NOT_NOW:
             raise NotNow(info.error.description)
-        return info.state
+        return info
 
     @override
     async def renew_work(self, ack: str) -> None:

@@ -89,6 +89,16 @@ class Store(Protocol):
             MessageTooLarge, BusUnavailable, RequestTimeout: in bounded time; the item may have been stored.
         """
 
+    def now(self) -> float:
+        """Returns the broker's time, as Unix time in seconds: the clocks of two services may differ by minutes."""
+
+    async def read_clock(self) -> float:
+        """Reads the broker's clock for `now`, and returns by how many seconds it is ahead of ours.
+
+        Raises:
+            BusError: the broker does not answer.
+        """
+
     async def check(self) -> None:
         """Returns if items and records can be stored now. Raises what `put_work` raises."""
 

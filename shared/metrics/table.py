@@ -86,6 +86,13 @@ REPLIES_DROPPED = _counter(
     "pagewire.replies.dropped", "{request}", "Requests without a valid inbox", ("tokenizer", "detokenizer")
 )
 
+CLOCK_OFFSET = _gauge(
+    "pagewire.clock.offset",
+    "s",
+    "Time by which the broker's clock is ahead of the service's own",
+    ("tokenizer", "scheduler", "detokenizer"),
+)
+
 # Latencies
 FIRST_TOKEN = _histogram(
     "gen_ai.server.time_to_first_token",

@@ -12,6 +12,7 @@ from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.models import model_folder
+from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Service
 from pagewire.shared.process.heartbeater import Heartbeater
 from pagewire.shared.settings.config import Settings
@@ -23,8 +24,12 @@ _STATM = Path("/proc/self/statm")
 class Reporter:
     """Collects the values of a service and of its process."""
 
-    def __init__(self, bus: Bus, settings: Settings, heartbeater: Heartbeater, service: Service) -> None:
+    def __init__(
+        self, bus: Bus, settings: Settings, heartbeater: Heartbeater, service: Service, clock: ClockMonitor | None
+    ) -> None:
+        """`clock`: compares the clocks; None for a service that keeps no deadlines."""
         self._bus = bus
+        self._clock = clock
         self._model = model_folder.served_name(settings)
         self._heartbeater = heartbeater
         self._service = service
@@ -41,6 +46,7 @@ class Reporter:
             table.READY.sample(float(beat.ready)),
             table.DRAINING.sample(float(beat.draining)),
             *self._of_process(),
+            *(self._clock.metrics() if self._clock is not None else ()),
             *self._service.metrics(),
         ]
         return MetricsReport(beat.service, beat.instance, self._model, self._started, samples)

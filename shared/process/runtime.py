@@ -15,6 +15,7 @@ import uvloop
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
+from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Context, Drain, Service
 from pagewire.shared.process.discovery import Responder
 from pagewire.shared.process.heartbeater import Heartbeater
@@ -38,6 +39,8 @@ from pagewire.shared.telemetry import logs, tracing
 CLOSE_WITHIN = 8.0
 """Seconds within which a service must end once it is cancelled."""
 
+TIMED = STORING | {"tokenizer"}
+"""Services that keep the deadlines of requests."""
 GC_THRESHOLD = 50_000
 """Number of new objects between two garbage collections. A busy service holds tens of thousands, few in cycles."""
 
@@ -179,13 +182,16 @@ async def run_service(
     heartbeater = Heartbeater(bus, name, instance)
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
-    reporter = Reporter(bus, settings, heartbeater, service)
+    clock = ClockMonitor(bus.store) if name in TIMED else None
+    reporter = Reporter(bus, settings, heartbeater, service, clock)
     await reporter.listen()
     await tracing.listen(bus)
     serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
     draining = asyncio.create_task(_drain(service, heartbeater, shutdown, settings.drain_timeout))
     tasks = {serving, heartbeats, draining}
+    if clock is not None:
+        tasks.add(asyncio.create_task(clock.run()))
     if tracing.wants_collector("METRICS"):
         from pagewire.shared.process import otlp_metrics  # slow to import
 

@@ -2,7 +2,6 @@
 
 import math
 import secrets
-import time
 from dataclasses import dataclass
 
 from pagewire.services.tokenizer.request_encoder import EncodedRequest
@@ -31,15 +30,15 @@ class RequestMessages:
     """Trace context."""
 
 
-def request_messages(encoded: EncodedRequest, seconds_left: float, headers: Headers) -> RequestMessages:
-    """Returns the messages of a request whose deadline is in `seconds_left` seconds."""
-    deadline = time.time() + seconds_left
+def request_messages(encoded: EncodedRequest, now: float, seconds_left: float, headers: Headers) -> RequestMessages:
+    """Returns the messages of a request whose deadline is in `seconds_left` seconds. `now` is the broker's time."""
+    deadline = now + seconds_left
     opening = open_stream(encoded, deadline, math.ceil(seconds_left * 1000), secrets.token_bytes(SECRET_BYTES))
     return RequestMessages(opening, work_item(encoded, deadline), headers)
 
 
 def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secret: bytes) -> OpenStream:
-    """Returns the message to the detokenizer. `deadline` is a Unix time in seconds; it is in `timeout_ms`."""
+    """Returns the message to the detokenizer. `deadline`, by the broker's clock, is in `timeout_ms`."""
     checked, request = encoded.checked, encoded.checked.request
     params = request.sampling
     tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL

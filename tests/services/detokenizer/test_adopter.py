@@ -268,6 +268,24 @@ class TestQueuedRequests:
             assert (error.code, error.retryable) == (503, True)
             assert stays.last is None
 
+    @pytest.mark.parametrize("skew", [-600, 600])
+    async def test_the_deadline_of_an_adopted_request_survives_a_wrong_clock(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, skew: float
+    ) -> None:
+        right = time.time
+        async with rig(folder) as world:
+            monkeypatch.setattr(type(world.broker.store), "now", lambda _: right())
+            monkeypatch.setattr(time, "time", lambda: right() + skew)
+            say(world, "dead")
+            late, adopted = await world.reader(), await world.reader()
+            for reader, name, deadline in ((late, "r2", right() - 1), (adopted, "r3", right() + 60)):
+                item = msgspec.structs.replace(opening(reader, request_id=name), deadline=deadline)
+                await store(world.broker, folder, item, "dead")
+            end(world, "dead")
+            assert (await late.error()).code == 408
+            await until(lambda: adopted.messages)
+            assert adopted.last is None
+
     async def test_an_adopted_request_may_wait_in_its_queue_for_any_time(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,6 +1,7 @@
 """The scheduler between a queue, a detokenizer and an executor that the test plays."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -562,6 +563,22 @@ async def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> No
         assert [attach.request_id for attach in s.detokenizer.attached] == ["next"]
         assert sum(len(plan.added) for plan in s.executor.plans) == 1
         assert list(s.broker.store._entries) == ["2"], "the late item is not delivered again"
+
+
+@pytest.mark.parametrize("skew", [-600, 600])
+async def test_deadlines_survive_a_wrong_clock(monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
+    """The tokenizer has written them by the broker's clock; this scheduler's own clock differs."""
+    right = time.time
+    async with scene() as s:
+        monkeypatch.setattr(type(s.bus.store), "now", lambda _: right())
+        monkeypatch.setattr(time, "time", lambda: right() + skew)
+        for name, deadline in (("late", right() - 1), ("next", right() + 60)):
+            item = WorkItem(name, s.detokenizer.instance, (pack([5, 6]),), 1, Sampling(6), 0, deadline=deadline)
+            await s.bus.store.put_work(QUEUE, encode(item))
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
+        assert [attach.request_id for attach in s.detokenizer.attached] == ["next"]
+        assert sum(len(plan.added) for plan in s.executor.plans) == 1
 
 
 async def listen_for_backlog(bus: MemoryBus) -> list[Backlog]:

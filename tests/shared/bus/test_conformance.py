@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 import secrets
+import time
 from functools import partial
 
 import pytest
 
 from pagewire.shared.bus import Bus, Handler, Item, Message, StoredItem
+from pagewire.shared.bus.memory import MemoryBus
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import KINDS, World
 from tests.support.waiting import PATIENCE, until
@@ -525,6 +527,18 @@ class TestStore:
             pulled = await two.store.pull_work(queue, count, expires=5)
             assert len(pulled) == count, "nothing that was listed counts as delivered"
             assert all(item.deliveries == 1 for item in pulled)
+
+    async def test_the_time_is_the_brokers(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        bus = await world.connect()
+        right = time.time()
+        assert abs(bus.store.now() - right) < 60, "our own clock, until the broker's has been read"
+        await bus.store.put_work(f"{unique('m')}.normal.any", b"x")  # so that the streams are there
+        assert abs(await bus.store.read_clock()) < 60
+        if not isinstance(bus, MemoryBus):  # which is in this process
+            ours = time.time
+            monkeypatch.setattr(time, "time", lambda: ours() + 600)
+            assert abs(bus.store.now() - right) < 60
+            assert -660 < await bus.store.read_clock() < -540
 
     async def test_items_that_have_vanished_are_missing(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()
