@@ -18,6 +18,8 @@ MODELS = "pagewire.v1.models"
 CANCEL = "pagewire.v1.cancel"
 RESUME = "pagewire.v1.resume"
 
+FORWARD = "pagewire.svc.forward"
+"""`.<generate | tokenize>.<model>`: a tokenizer passes a request on to those of another model."""
 DETOKENIZER = "pagewire.svc.detokenizer"
 """`.<instance>.open | attach | abort`: one subscription per instance, because the order of messages matters."""
 ADOPTED = "pagewire.svc.adopted"

@@ -70,7 +70,7 @@ class Detokenizer:
             metrics,
             bus.store.now,
         )
-        self._peers = Peers(bus)
+        self._peers = Peers(bus, context.model)
         self._awaits_successor = False
         self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)
 

@@ -52,7 +52,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, context.model)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()

@@ -59,7 +59,7 @@ class Scheduler:
         self._claiming = False
         self._handed_over = False
         self._peers_changed = asyncio.Event()
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, context.model)
         self._detokenizers = Detokenizers(self._peers)
         self._meter = ServiceMeter(time.monotonic())
         self._metrics = RequestMetrics()

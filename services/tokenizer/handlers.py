@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.dispatch.admission import Admission
@@ -12,14 +13,15 @@ from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
 from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.input_processor import InputProcessor
+from pagewire.services.tokenizer.other_models import OtherModels, passed_on
 from pagewire.services.tokenizer.request_encoder import RequestEncoder
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.shared import subjects
-from pagewire.shared.bus import Message, Subscription
+from pagewire.shared.bus import Handler, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
-from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
+from pagewire.shared.errors import Internal, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.client import FRESH, ModelList
 from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.metrics.metric import Sample
@@ -52,6 +54,9 @@ class Handlers:
         self._model = model
         self._tasks = tasks
         self._replier = Replier(bus)
+        self._others = OtherModels(bus, peers, model.name)
+        self.infos = tuple(model.infos)
+        """Descriptions of the served model, one per name."""
         settings = context.settings
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
         self._encoder = RequestEncoder(
@@ -80,10 +85,14 @@ class Handlers:
             f"{subjects.TOKENIZE}.*": self._on_tokenize,
             subjects.MODELS: self._on_models,
         }
+        patterns: dict[str, Handler] = {}
+        for subject, handler in handlers.items():
+            patterns |= dict.fromkeys(subjects.for_everyone(subject), handler)
+        for token in self._model.tokens:
+            patterns[f"{subjects.FORWARD}.generate.{token}"] = passed_on(self._on_generate)
+            patterns[f"{subjects.FORWARD}.tokenize.{token}"] = passed_on(self._on_tokenize)
         self._subscriptions = [
-            await self._bus.subscribe(pattern, handler, queue=QUEUE)
-            for subject, handler in handlers.items()
-            for pattern in subjects.for_everyone(subject)
+            await self._bus.subscribe(pattern, handler, queue=QUEUE) for pattern, handler in patterns.items()
         ]
 
     async def unsubscribe(self) -> None:
@@ -119,10 +128,9 @@ class Handlers:
     def _on_models(self, message: Message) -> None:
         """`pagewire.v1.models`."""
         if self._accepts(message):
-            tenant, infos = subjects.tenant_of(message.subject), self._model.infos
-            for info in infos:
-                info.subject = subjects.for_tenant(info.subject, tenant)
-            self._replier.send(message, ModelList(infos))
+            tenant, infos = subjects.tenant_of(message.subject), [*self.infos, *self._others.infos()]
+            addressed = [replace(info, subject=subjects.for_tenant(info.subject, tenant)) for info in infos]
+            self._replier.send(message, ModelList(addressed))
 
     async def _tokenize(self, message: Message) -> None:
         try:
@@ -145,7 +153,8 @@ class Handlers:
             return False
         model = message.subject.rpartition(".")[2]
         if model not in self._model.tokens:
-            self._replier.refuse(message, ModelNotFound(f"there is no model {model} here, but {self._model.name}"))
+            if (error := self._others.pass_on(message, model)) is not None:
+                self._replier.refuse(message, error)
             return False
         if not self._tasks.has_room(len(message.data)):
             retry = self._admission.retry_after_ms(priority=0)

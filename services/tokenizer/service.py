@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
+import msgspec
 import structlog
 
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
@@ -35,7 +36,7 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks = RequestTasks()
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, context.model)
         self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
         self._handlers: Handlers | None = None
         """Subscriptions; None while no requests are taken."""
@@ -48,7 +49,8 @@ class Tokenizer:
         if self._handlers is not None:
             load |= self._handlers.load
         self._announced = self._ready()
-        return Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
+        beat = Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
+        return beat if self._handlers is None else msgspec.structs.replace(beat, models=self._handlers.infos)
 
     def metrics(self) -> Iterator[Sample]:
         """Yields the metrics of requests and of the store."""

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,7 +31,6 @@ from pagewire.shared.bus.jetstream import (
     Error,
     LeaderSearch,
     NotNow,
-    Reply,
     error_of,
     refusal,
 )
@@ -48,6 +46,7 @@ from pagewire.shared.bus.protocol import (
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
+from pagewire.shared.bus.store_replies import StreamInfo, StreamState, get_reply, put_reply, stream_info
 from pagewire.shared.bus.streams import (
     CHECK_DONE,
     CHECK_SIZE,
@@ -89,52 +88,6 @@ SEQUENCE = "Nats-Sequence"
 """Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
-
-
-class _PutReply(Reply):
-    """The acknowledgement of a stored message."""
-
-    seq: int = 0
-
-
-class _StreamState(msgspec.Struct):
-    """The contents of a stream."""
-
-    subjects: dict[str, int] | None = None
-    """Number of messages by subject."""
-    bytes: int = 0
-    """Size of all messages."""
-    first_seq: int = 0
-    """Number of the first message that is there."""
-    last_seq: int = 0
-    """Number of the last message that was stored."""
-    deleted: list[int] | None = None
-    """Numbers between these two whose messages are gone, if the request asks for them."""
-
-
-class _StreamInfo(Reply):
-    """The reply to STREAM.INFO."""
-
-    state: _StreamState = msgspec.field(default_factory=_StreamState)
-    ts: datetime | None = None
-    """Time of the reply."""
-
-
-class _RecordMessage(msgspec.Struct):
-    """A message of a stream."""
-
-    data: bytes = b""
-
-
-class _GetReply(Reply):
-    """The reply to STREAM.MSG.GET."""
-
-    message: _RecordMessage | None = None
-
-
-_put_reply = msgspec.json.Decoder(_PutReply)
-_info = msgspec.json.Decoder(_StreamInfo)
-_get_reply = msgspec.json.Decoder(_GetReply)
 
 
 class Connection(Bus, Protocol):
@@ -266,14 +219,14 @@ class NatsStore(Store):
         deleted = frozenset(state.deleted or ())
         return {n for n in numbers if not state.first_seq <= n <= state.last_seq or n in deleted}
 
-    async def _work_state(self, request: Mapping[str, object]) -> _StreamState:
+    async def _work_state(self, request: Mapping[str, object]) -> StreamState:
         """Returns the state of the work stream, with the details that a request asks for."""
         return (await self._work_info(request)).state
 
-    async def _work_info(self, request: Mapping[str, object]) -> _StreamInfo:
+    async def _work_info(self, request: Mapping[str, object]) -> StreamInfo:
         """Returns what the broker knows of the work stream."""
         answer = await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", msgspec.json.encode(request))
-        info = _info.decode(answer.data)
+        info = stream_info.decode(answer.data)
         if info.error is not None and info.error.err_code in NOT_NOW:
             raise NotNow(info.error.description)
         return info
@@ -303,7 +256,7 @@ class NatsStore(Store):
             return None if STATUS in message.headers else message.data
         request = msgspec.json.encode({"last_by_subj": subject})
         reply = await self._bus.request(f"{API}.STREAM.MSG.GET.{DONE_STREAM}", request, timeout=READ_TIMEOUT)
-        record = _get_reply.decode(reply.data)
+        record = get_reply.decode(reply.data)
         if record.error is not None and record.error.err_code != NO_MESSAGE:
             raise StorageRefused(subject, record.error.description)
         return record.message.data if record.message is not None else None
@@ -402,7 +355,7 @@ class NatsStore(Store):
                 raise
             await self._wait_for_broker()
             message = await self._request(subject, data, headers)
-        stored = _put_reply.decode(message.data)
+        stored = put_reply.decode(message.data)
         if stored.error is not None:
             kind = NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
             raise kind(stored.error.description)

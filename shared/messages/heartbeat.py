@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pagewire.shared.messages.client import ModelInfo
 from pagewire.shared.messages.codec import Wire
 
 STORE_REFUSES = "store_refuses"
@@ -33,3 +34,7 @@ class Heartbeat(Wire, frozen=True):
     """Last step that a detokenizer has read of each term; every executor has a term of its own."""
     draining: bool = False
     """Whether the instance is about to end, and hands over or finishes its work. It is not ready then."""
+    model: str = ""
+    """Token of the served model in subjects; empty: the instance serves every model, as a gateway does."""
+    models: tuple[ModelInfo, ...] = ()
+    """Descriptions of the model that a tokenizer serves, one per name."""

@@ -7,8 +7,8 @@ import structlog
 
 from pagewire.shared.bus import Store
 from pagewire.shared.errors import BusError
-from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 
 INTERVAL = 5.0
 """Seconds between two comparisons."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics.metric import Sample
+from pagewire.shared.models import model_folder
 from pagewire.shared.settings.config import Settings
 
 
@@ -34,6 +36,11 @@ class Context:
     """Sends a heartbeat now: called whenever `ready` changes."""
     follows: Callable[[], Drain] = lambda: Drain.ALONE
     """Returns what follows a drain."""
+
+    @property
+    def model(self) -> str:
+        """Token of the served model in subjects."""
+        return subjects.model_token(model_folder.served_name(self.settings))
 
 
 class Service(Protocol):

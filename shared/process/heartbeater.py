@@ -26,8 +26,10 @@ _log = structlog.get_logger()
 class Heartbeater:
     """Publishes a service's heartbeat twice a second, and at once on `announce` and when somebody asks for it."""
 
-    def __init__(self, bus: Bus, name: str, instance: str) -> None:
+    def __init__(self, bus: Bus, name: str, instance: str, model: str = "") -> None:
+        """`model`: token of the served model in subjects; empty: all."""
         self._bus = bus
+        self._model = model
         self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
         self._service: Service | None = None
         self._draining = False
@@ -41,7 +43,7 @@ class Heartbeater:
 
     def beat_of(self, service: Service) -> Heartbeat:
         """Returns the current heartbeat of the service. A service that drains is not ready."""
-        beat = service.heartbeat()
+        beat = msgspec.structs.replace(service.heartbeat(), model=self._model)
         return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
 
     def announce(self) -> None:

@@ -40,8 +40,10 @@ class _Listener(Subscription):
 class Peers:
     """The last heartbeat of each instance. A process has one, which decodes each heartbeat once for all listeners."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, model: str = "") -> None:
+        """`model`: token of the model whose instances count as alive; empty: those of all models do."""
         self._bus = bus
+        self._model = model
         self._listeners: dict[str, list[_Listener]] = {}
         """The listeners of each service."""
         self._ended: set[str] = set()
@@ -76,10 +78,21 @@ class Peers:
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
+        beats = [beat for beat in self._live(service) if not self._is_other(beat)]
+        return sorted(beats, key=lambda beat: beat.instance)
+
+    def others(self, service: str) -> list[Heartbeat]:
+        """Returns the last heartbeats of the live instances of a service that serve another model."""
+        return [beat for beat in self._live(service) if self._is_other(beat)]
+
+    def _live(self, service: str) -> list[Heartbeat]:
         oldest = time.monotonic() - SILENCE
         self._last = {instance: last for instance, last in self._last.items() if last[1] > oldest}
-        beats = [beat for beat, _ in self._last.values() if beat.service == service]
-        return sorted(beats, key=lambda beat: beat.instance)
+        return [beat for beat, _ in self._last.values() if beat.service == service]
+
+    def _is_other(self, beat: Heartbeat) -> bool:
+        """Returns whether an instance serves another model only."""
+        return bool(self._model and beat.model) and beat.model != self._model
 
     def find(self, instance: str) -> Heartbeat | None:
         """Returns the last heartbeat of an instance, None if the instance is not alive."""

@@ -15,6 +15,7 @@ import uvloop
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
+from pagewire.shared.models import model_folder
 from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Context, Drain, Service
 from pagewire.shared.process.discovery import Responder
@@ -179,7 +180,8 @@ async def run_service(
         ExceptionGroup: the service failed in several places at once.
     """
     shutdown = shutdown or Shutdown()
-    heartbeater = Heartbeater(bus, name, instance)
+    model = "" if name == "gateway" else subjects.model_token(model_folder.served_name(settings))
+    heartbeater = Heartbeater(bus, name, instance, model)
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
     clock = ClockMonitor(bus.store) if name in TIMED else None

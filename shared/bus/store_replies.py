@@ -1,0 +1,53 @@
+"""The replies of JetStream that the store reads."""
+
+from datetime import datetime
+
+import msgspec
+
+from pagewire.shared.bus.jetstream import Reply
+
+
+class PutReply(Reply):
+    """The acknowledgement of a stored message."""
+
+    seq: int = 0
+
+
+class StreamState(msgspec.Struct):
+    """The contents of a stream."""
+
+    subjects: dict[str, int] | None = None
+    """Number of messages by subject."""
+    bytes: int = 0
+    """Size of all messages."""
+    first_seq: int = 0
+    """Number of the first message that is there."""
+    last_seq: int = 0
+    """Number of the last message that was stored."""
+    deleted: list[int] | None = None
+    """Numbers between these two whose messages are gone, if the request asks for them."""
+
+
+class StreamInfo(Reply):
+    """The reply to STREAM.INFO."""
+
+    state: StreamState = msgspec.field(default_factory=StreamState)
+    ts: datetime | None = None
+    """Time of the reply."""
+
+
+class RecordMessage(msgspec.Struct):
+    """A message of a stream."""
+
+    data: bytes = b""
+
+
+class GetReply(Reply):
+    """The reply to STREAM.MSG.GET."""
+
+    message: RecordMessage | None = None
+
+
+put_reply = msgspec.json.Decoder(PutReply)
+stream_info = msgspec.json.Decoder(StreamInfo)
+get_reply = msgspec.json.Decoder(GetReply)
