@@ -5,13 +5,14 @@ from functools import cache
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Maximum shared memory of a program, in bytes."""
 PARTS = tuple(SHARED_MEMORY)
+"""All GPUs that kernels are compiled for."""
 FP8_SINCE = 89
-"""First one with instructions to convert to and from fp8."""
+"""First GPU with instructions to convert to and from fp8."""
 DEPENDENT_LAUNCH_SINCE = 90
-"""First one that starts a kernel before the previous one has ended."""
+"""First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
-"""Those whose products read operands from shared memory, and which have much of it: registers are left for larger
-tiles. Tiles of all others fit into 99 KiB."""
+"""GPUs whose products read operands from a large shared memory, which leaves registers for larger tiles. Tiles of all
+other GPUs fit into 99 KiB."""
 
 
 def is_wide(arch: int) -> bool:
