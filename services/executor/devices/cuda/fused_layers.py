@@ -97,7 +97,7 @@ class Norm(nn.Module):
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`. The sum overwrites `residual`."""
+        """Returns the norm of x + residual, and the sum itself, which overwrites `residual`."""
         out = torch.empty_like(x)
         rms_norm(x, self.weight, self.eps, out, residual)
         return out, residual

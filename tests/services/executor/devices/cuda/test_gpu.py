@@ -1,4 +1,4 @@
-"""What only a GPU can show: a loop that never waits for it, and a device opened through the settings."""
+"""Behaviour that only a GPU can show: a loop that never waits for it, and a device opened through the settings."""
 
 from typing import Any
 
@@ -55,8 +55,8 @@ def test_the_pool_is_sized_from_the_memory_that_is_left() -> None:
 def test_flashinfer_attends_as_the_other_backend(size: int, more: dict[str, Any], rows: Rows, captured: bool) -> None:
     pytest.importorskip("flashinfer")
     case = OneLayer(Attention(8, 2, size, size**-0.5, **more), rows, CudaRuntime(), torch.bfloat16)
-    found = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
-    torch.testing.assert_close(*found, atol=2e-2, rtol=2e-2)
+    outputs = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
+    torch.testing.assert_close(*outputs, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
