@@ -20,7 +20,7 @@ from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
 
 TOLERANCE = 1.4
-"""Between the noise of a busy machine, a fifth, and a rise by half."""
+"""Ratio to the recorded cost above which a cost has risen: between the noise of a busy machine, 1.2, and 1.5."""
 ATTEMPTS = 3
 """Measurements before a cost counts as risen: noise adds to it."""
 

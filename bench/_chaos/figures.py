@@ -26,7 +26,7 @@ class Ended:
     seen: Seen
     verdict: Verdict
     refused_at: float = 0.0
-    """When it was refused for no good reason; 0: never."""
+    """Time at which it was refused for no good reason; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Row:
     recovery: float
     """Median of the seconds until every service was ready again."""
     pauses: list[float]
-    """By fault, the longest pause that a client saw in it, in seconds."""
+    """Longest pause in seconds that a client saw in each fault."""
 
 
 def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied]) -> Ended:
@@ -116,8 +116,8 @@ def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
     longest = pauses(faults, ended)
     by_kind: dict[str, list[Ended]] = {}
     for each in ended:
-        found = cause(each, faults)
-        by_kind.setdefault(found.fault.kind if found else NONE, []).append(each)
+        hit = cause(each, faults)
+        by_kind.setdefault(hit.fault.kind if hit else NONE, []).append(each)
     result = []
     for kind in (*KINDS, NONE):
         same = [i for i, fault in enumerate(faults) if fault.fault.kind == kind]

@@ -39,7 +39,7 @@ AGAIN_AFTER = 0.25
 SLOW = 3.0
 """Seconds that a slow reader takes for an answer, at most, if nothing else is slow."""
 SLOW_READ = 256
-"""Bytes that it reads at once over HTTP: about one token."""
+"""Bytes that a slow reader reads at once over HTTP: about one token."""
 _frames: msgspec.msgpack.Decoder[Frame | DeltaBatch] = msgspec.msgpack.Decoder(Frame | DeltaBatch)
 
 

@@ -62,9 +62,9 @@ def test_a_rise_by_half_is_seen(name: str) -> None:
 def test_a_complaint_says_what_to_do() -> None:
     recorded = COSTS["gateway"].recorded
     assert not complaint("gateway", Reading(recorded * 1.39, 9.0, 1.0))
-    said = complaint("gateway", Reading(recorded * 1.5, 9.0, 1.0))
+    message = complaint("gateway", Reading(recorded * 1.5, 9.0, 1.0))
     for part in ("gateway", f"{recorded:.4f}", f"{recorded * 1.5:.4f}", "1.50 times", "pagewire bench cost"):
-        assert part in said
+        assert part in message
 
 
 def test_noise_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
