@@ -17,8 +17,8 @@ from pagewire.bench._gpu import kernels, linear, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured, simulated
 from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import find_flashinfer
 from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared.errors import ConfigurationError, PagewireError

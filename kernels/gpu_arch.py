@@ -2,12 +2,8 @@
 
 from functools import cache
 
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Maximum shared memory of a program, in bytes."""
-PARTS = tuple(SHARED_MEMORY)
+PARTS = (80, 89, 90, 100, 120)
 """All GPUs that kernels are compiled for."""
-FP8_SINCE = 89
-"""First GPU with instructions to convert to and from fp8."""
 DEPENDENT_LAUNCH_SINCE = 90
 """First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
@@ -23,11 +19,6 @@ def is_wide(arch: int) -> bool:
 def has_dependent_launch(arch: int) -> bool:
     """Returns whether kernels are compiled for programmatic dependent launch on a GPU."""
     return arch >= DEPENDENT_LAUNCH_SINCE
-
-
-def parts_with(element: str) -> tuple[int, ...]:
-    """Returns those of `PARTS` with instructions to convert to and from an element type, by Triton's name."""
-    return tuple(part for part in PARTS if element != "fp8e4nv" or part >= FP8_SINCE)
 
 
 @cache

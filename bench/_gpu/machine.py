@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.cuda.step_attention import AttentionBackend
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim.roofline import GPUS, Gpu
 from pagewire.services.executor.models.registry import build_model

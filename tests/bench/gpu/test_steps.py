@@ -11,10 +11,10 @@ from pagewire.bench._gpu.machine import simulated
 from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
 from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table, simulated_ms
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.sim.roofline import GPUS, shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 

@@ -9,6 +9,8 @@ import torch
 from typing_extensions import override
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.output_ring import NOTHING, OutputRing, PendingCopy, Report, Reports
@@ -16,9 +18,7 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.step_attention import AttentionBackend
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
 from pagewire.services.executor.devices.masks import Masks

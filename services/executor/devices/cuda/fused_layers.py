@@ -10,7 +10,7 @@ from pagewire.kernels.triton.layers.gated import gated
 from pagewire.kernels.triton.layers.grouped_linear import grouped_linear
 from pagewire.kernels.triton.layers.moe_routing import choose, combine, group
 from pagewire.kernels.triton.layers.rms_norm import rms_norm
-from pagewire.services.executor.devices.cuda.step_attention import StepAttention
+from pagewire.services.executor.devices.cuda.attention.step_attention import StepAttention
 from pagewire.services.executor.models.decoder import DecoderAttention, DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts
 from pagewire.services.executor.models.layers import Activate, RMSNorm

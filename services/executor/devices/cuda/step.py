@@ -14,9 +14,9 @@ from pagewire.kernels.triton.sampling.edit_logits import edit_logits
 from pagewire.kernels.triton.sampling.sampler import TILE, sample
 from pagewire.kernels.triton.step.bookkeeping import bookkeeping
 from pagewire.kernels.triton.step.step_inputs import StepInputs, step_inputs
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, StepAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
-from pagewire.services.executor.devices.cuda.step_attention import AttentionBackend, StepAttention
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.models.model import CausalLM
 

@@ -20,9 +20,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pagewire.kernels.gpu_arch import PARTS, SHARED_MEMORY
+from pagewire.kernels.gpu_arch import PARTS
 from tests.kernels.triton.ahead.configuration import Configuration
 from tests.kernels.triton.ahead.cubin import machine_code
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
 
 MODULES = (
     "sampling.edit_logits",

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.kernels.gpu_arch import is_wide, parts_with
+from pagewire.kernels.gpu_arch import is_wide
+from tests.kernels.triton.ahead.gpus import parts_with
 
 
 @dataclass(frozen=True, slots=True)

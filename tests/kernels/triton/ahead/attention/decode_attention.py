@@ -1,9 +1,9 @@
 """The variants of `kernels/triton/attention/decode_attention.py` that devices launch."""
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.attention.decode_attention import split_attention_kernel, tiling
 from pagewire.kernels.triton.attention.join_splits import splits_at_a_time
 from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.gpus import parts_with
 from tests.kernels.triton.ahead.known_layers import SHAPES, TENSORS
 
 

@@ -2,9 +2,9 @@
 
 import triton
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.attention.rotary_cache import Rotary, rotary_cache_kernel, warps
 from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.gpus import parts_with
 
 
 def configurations() -> list[Configuration]:

@@ -1,9 +1,9 @@
 """The variants of `kernels/triton/layers/eight_bit_linear.py` that devices launch."""
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.layers.eight_bit_linear import eight_bit_linear_kernel, tile_of, tiles
 from pagewire.kernels.triton.layers.split_inputs import splits_of
 from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.gpus import parts_with
 
 
 def configurations() -> list[Configuration]:

@@ -2,9 +2,9 @@
 
 import torch
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.layers.round_rows import LARGEST, LEAST, TILE, round_rows_kernel
 from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.gpus import parts_with
 
 
 def configurations() -> list[Configuration]:

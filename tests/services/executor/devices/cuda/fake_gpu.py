@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
-from pagewire.kernels.gpu_arch import SHARED_MEMORY
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
@@ -35,7 +34,8 @@ from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling_parameters import record
 from tests.kernels.triton.ahead.compile import configurations
 from tests.kernels.triton.ahead.configuration import Configuration
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 from tests.services.executor.devices.cuda.twins import batch_of
 from tests.support.host_runtime import HostMoment, HostRuntime
 

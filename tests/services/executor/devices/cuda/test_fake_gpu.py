@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.kernels.gpu_arch import PARTS, SHARED_MEMORY
+from pagewire.kernels.gpu_arch import PARTS
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
 from tests.services.executor.devices.cuda.fake_gpu import LAYERS, Operations
 
 CAPTURED = {

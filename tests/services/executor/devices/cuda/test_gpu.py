@@ -7,13 +7,13 @@ import torch
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.cuda.flashinfer_limits import HEAD_SIZES
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import HEAD_SIZES
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import load
-from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
+from tests.services.executor.devices.cuda.attention.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import checkpoint
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
-from tests.services.executor.devices.cuda import fake_flashinfer
-from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
+from tests.services.executor.devices.cuda.attention.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.test_bfloat16 import PROMPT, following
 from tests.services.executor.devices.cuda.test_device import texts
 from tests.services.executor.devices.cuda.test_step_loop import PROMPTS, client

@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.triton.attention.page_indices import page_indices
-from pagewire.services.executor.devices.cuda.flashinfer_limits import refused
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import refused
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
-from pagewire.services.executor.devices.cuda.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity, StepBatch
 
 SCRATCH = 128 << 20

@@ -10,10 +10,10 @@ from pagewire.kernels.triton.attention import decode_attention
 from pagewire.kernels.triton.attention.decode_attention import SplitPlan
 from pagewire.kernels.triton.attention.paged_attention import paged_attention
 from pagewire.kernels.triton.attention.plan_splits import capacity as programs
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.cuda.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 
 

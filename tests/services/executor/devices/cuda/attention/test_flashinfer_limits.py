@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import check_model, find_flashinfer
 from pagewire.services.executor.devices.cuda.open import check_backend
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.settings.config import load
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 from tests.support.checkpoints import checkpoint
 
 LAYER = Attention(8, 2, 128, 1.0, window=64, soft_cap=30.0)

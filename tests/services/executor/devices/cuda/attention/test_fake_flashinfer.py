@@ -12,9 +12,11 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.flashinfer_limits import HEAD_SIZES
-from tests.services.executor.devices.cuda import fake_flashinfer
-from tests.services.executor.devices.cuda.fake_flashinfer import BatchPrefillWithPagedKVCacheWrapper as Wrapper
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import HEAD_SIZES
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
+from tests.services.executor.devices.cuda.attention.fake_flashinfer import (
+    BatchPrefillWithPagedKVCacheWrapper as Wrapper,
+)
 
 WHEEL = f"flashinfer-python=={fake_flashinfer.VERSION}"
 METHODS = ("__init__", "reset_workspace_buffer", "workspace_size", "plan", "run")
