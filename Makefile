@@ -53,11 +53,11 @@ docs: install
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
-	$(BIN)/python -m pagewire.kernels.triton.compile --arch sm_90
+	$(BIN)/python -m tests.kernels.triton.ahead.compile --arch sm_90
 
 # The same by every Triton that PyTorch brings, for every GPU: writes bench/results/kernels.json. About 20 minutes.
 kernels-all: install
-	$(BIN)/python -m tools.kernels_matrix
+	$(BIN)/python -m tests.kernels.triton.ahead.matrix
 
 # Two workers more than two cores have: tests of faults wait for half of their time.
 BESIDE := -n 4 --dist loadscope

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import resident
+from pagewire.bench._common.stack import resident_bytes
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats
@@ -31,7 +31,7 @@ AT_ONCE = 8
 WATCHED = ("gateway", "tokenizer")
 """The services that such requests reach."""
 ANSWER_WITHIN = 60.0
-"""Seconds."""
+"""Seconds within which a request must be answered."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ FLOODS = (
         "a bad parameter, streamed", "HTTP", '{"model": "bundled", "stream": true, "top_p": 7, "prompt": "', '"}', 400
     ),
     Flood("a model that is not there", "HTTP", '{"model": "other", "prompt": "', '"}', 404),
-    Flood("too long for the context", "HTTP", '{"model": "bundled", "prompt": "', '"}', 422),
+    Flood("too long for the context", "HTTP", '{"model": "bundled", "prompt": "', '"}', 400),
     Flood("not JSON", "NATS", '{"prompt": "', "", 400),
     Flood("a bad parameter", "NATS", '{"sampling": {"top_p": 7}, "prompt": "', '"}', 400),
     Flood("too long for the context", "NATS", '{"prompt": "', '"}', 422),
@@ -224,21 +224,24 @@ async def _measure(requests: int, slow: int, idle: int) -> tuple[list[Growth], l
     async with Stack(settings) as stack:
         address = await stack.ready()
         await honest_request(address.http)
-        before = {service: resident(service) for service in WATCHED}
+        before = resident_bytes()
         for each in FLOODS:
             began = time.perf_counter()
             await flood(each, address.http, address.nats, requests)
             seconds = time.perf_counter() - began
+            after = resident_bytes()
             for service in WATCHED if each.transport == "HTTP" else WATCHED[1:]:
                 name = f"{each.name} ({each.transport})"
-                growths.append(Growth(name, service, requests, seconds, before[service], resident(service)))
+                sizes = before[service] / 1e6, after[service] / 1e6
+                growths.append(Growth(name, service, requests, seconds, *sizes))
                 print(floods_table(growths)[-1], flush=True)
         for kind, connections, start, dripping in sieges(slow, idle):
-            rest = resident("gateway")
+            before = resident_bytes()
             async with siege(address.http, connections, start, dripping):
                 await asyncio.sleep(2)
                 taken = await honest_request(address.http)
-                answers.append(Siege(kind, connections, 1000 * taken, resident("gateway") - rest))
+                gained = resident_bytes()["gateway"] - before["gateway"]
+                answers.append(Siege(kind, connections, 1000 * taken, gained / 1e6))
     return growths, answers
 
 

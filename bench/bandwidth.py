@@ -33,7 +33,7 @@ SCHEMES: Mapping[str, tuple[str, str]] = {
     "q5_k": ("q5_k", "q6_k"),
     "q6_k": ("q6_k", "q6_k"),
 }
-"""How the matrices of the layers are stored, and the vocabulary."""
+"""Storage of the matrices of the layers, and of the vocabulary."""
 K_QUANTS: Mapping[str, tuple[int, int, bool]] = {"q4_k": (4, 32, True), "q5_k": (5, 32, True), "q6_k": (6, 16, False)}
 """Bits, inputs of a group, and whether there are minima. 256 inputs share a step."""
 

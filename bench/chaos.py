@@ -178,7 +178,7 @@ def _raw(run: Run) -> dict[str, Any]:
         "executors": run.executors,
         "seconds": run.seconds,
         "cold_start": run.cold_start,
-        "rows": figures.as_json(figures.rows(run.faults, run.ended)),
+        "rows": [asdict(row) for row in figures.rows(run.faults, run.ended)],
         "failures": figures.failures(run.ended, run.faults, run.start),
         "unrecovered": run.unrecovered,
         "faults": [

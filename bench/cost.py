@@ -20,7 +20,7 @@ from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
 
 TOLERANCE = 1.4
-"""Between the noise of a busy machine, a fifth, and a rise by half."""
+"""Ratio to the recorded cost above which a cost has risen: between the noise of a busy machine, 1.2, and 1.5."""
 ATTEMPTS = 3
 """Measurements before a cost counts as risen: noise adds to it."""
 
@@ -77,15 +77,3 @@ def read(name: str) -> Reading:
         if readings[-1].cost <= COSTS[name].limit:
             break
     return min(readings, key=lambda reading: reading.cost)
-
-
-def complaint(name: str, reading: Reading) -> str:
-    """Returns the message about a service that costs more than its limit; empty if it does not."""
-    cost = COSTS[name]
-    if reading.cost <= cost.limit:
-        return ""
-    return (
-        f"{name}: a {cost.unit} costs {reading.cost:.4f} iterations of the yardstick, and {cost.recorded:.4f} are "
-        f"recorded: {reading.cost / cost.recorded:.2f} times as much; {TOLERANCE} are allowed. If it is meant, "
-        "write the cost that `pagewire bench cost` prints into bench/cost.py."
-    )

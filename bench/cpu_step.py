@@ -98,7 +98,7 @@ class Case:
 
     @property
     def ms(self) -> float:
-        """Median time of a step."""
+        """Median milliseconds of a step."""
         return statistics.median(self.wall_ms)
 
 

@@ -17,8 +17,8 @@ from pagewire.bench._gpu import kernels, linear, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured, simulated
 from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import find_flashinfer
 from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared.errors import ConfigurationError, PagewireError
@@ -48,38 +48,36 @@ class Section:
     table: Callable[[Sequence[Any]], list[str]]
 
 
-def _shapes(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    return {name: SHAPES[name] for name in given.models}
+def _shapes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    return {name: SHAPES[name] for name in options.models}
 
 
-def _cached(machine: Machine, given: argparse.Namespace) -> torch.dtype:
-    return FP8 if given.kv_cache_dtype == "fp8" else machine.dtype
+def _cached(machine: Machine, options: argparse.Namespace) -> torch.dtype:
+    return FP8 if options.kv_cache_dtype == "fp8" else machine.dtype
 
 
-def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[steps.DecodeRun]:
-    return steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
+def _decode(machine: Machine, options: argparse.Namespace) -> Iterator[steps.DecodeRun]:
+    return steps.decode(machine, _shapes(options), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, options))
 
 
-def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[steps.PrefillRun]:
-    return steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
+def _prefill(machine: Machine, options: argparse.Namespace) -> Iterator[steps.PrefillRun]:
+    return steps.prefill(machine, _shapes(options), PROMPTS, PREFILL_REPEATS, _cached(machine, options))
 
 
-def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[kernels.KernelRun]:
-    return kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
+def _kernels(machine: Machine, options: argparse.Namespace) -> Iterator[kernels.KernelRun]:
+    return kernels.kernels(machine, _shapes(options), KERNEL_CELLS, PROMPTS)
 
 
-def _linear(machine: Machine, given: argparse.Namespace) -> Iterator[linear.LinearRun]:
-    return linear.linear(machine, _shapes(given), LINEAR_ROWS)
+def _linear(machine: Machine, options: argparse.Namespace) -> Iterator[linear.LinearRun]:
+    return linear.linear(machine, _shapes(options), LINEAR_ROWS)
 
 
-def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[profile.ProfileRun]:
-    return profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
+def _profile(machine: Machine, options: argparse.Namespace) -> Iterator[profile.ProfileRun]:
+    return profile.profile(machine, _shapes(options), PROFILED, PROFILED_STEPS)
 
 
-def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]:
-    device = machine.runtime.device
-    both = given.against == "transformers"
-    return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device, transformers=both)
+def _load(machine: Machine, options: argparse.Namespace) -> Iterator[load.LoadRun]:
+    return load.load(_shapes(options), options.streams, options.requests, machine.bandwidth, machine.runtime.device)
 
 
 PARTS: Mapping[str, Section] = {
@@ -115,24 +113,23 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
-    parser.add_argument("--against", choices=["transformers"], help="load: serve the same requests by it too")
     add_output(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
-    check_cache(given.kv_cache_dtype, torch.cuda.get_device_capability())
+    check_cache(options.kv_cache_dtype, torch.cuda.get_device_capability())
     logs.configure(Settings(log_level="warning"), service="bench")
-    backend = BACKENDS[given.attention_backend]
+    backend = BACKENDS[options.attention_backend]
     if backend is FlashInferBackend:
         find_flashinfer()
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
     known = simulated(torch.cuda.get_device_name())
     machine = replace(measured(runtime, torch.bfloat16, room), backend=backend, simulated=known)
-    return report(machine, given, arguments)
+    return report(machine, options, arguments)
 
 
-def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]) -> int:
+def report(machine: Machine, options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Runs the parts, and writes the results after each, so that they survive a later part that fails."""
     about = description(machine.runtime.device)
     rates = {"copy_bytes_per_s": machine.bandwidth, "matrix_flops_per_s": machine.rate}
@@ -140,26 +137,26 @@ def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]
         about
         | rates
         | {
-            "kv_cache_dtype": given.kv_cache_dtype,
-            "attention_backend": given.attention_backend,
+            "kv_cache_dtype": options.kv_cache_dtype,
+            "attention_backend": options.attention_backend,
             "parts": {},
         }
     )
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"copies {machine.bandwidth / 1e12:.2f} TB/s, multiplies {machine.rate / 1e12:.0f} TFLOP/s: measured")
     syncs, failures = 0, {}
-    for name in given.parts:
+    for name in options.parts:
         try:
-            runs = list(PARTS[name].run(machine, given))
+            runs = list(PARTS[name].run(machine, options))
         except (RuntimeError, TritonError, PagewireError) as error:  # the GPU may be lent for this hour only
             failures[name] = str(error)
             print(f"\n### {name}\n\nfailed: {error}", flush=True)
-            write(given.output, "pagewire bench gpu", arguments, **results, failures=failures)
+            write(options.output, "pagewire bench gpu", arguments, **results, failures=failures)
             continue
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
         syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
-        write(given.output, "pagewire bench gpu", arguments, **results, failures=failures)
+        write(options.output, "pagewire bench gpu", arguments, **results, failures=failures)
     if syncs:
         print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
     return int(syncs > 0 or bool(failures))

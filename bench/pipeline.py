@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,7 @@ from typing import Any
 import uvloop
 
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import counters, processes, resident
+from pagewire.bench._common.stack import counters, cpu_seconds, resident_bytes
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
@@ -38,12 +37,11 @@ END_WITHIN = 300.0
 """Seconds in which all requests are answered at the end."""
 WARM_UP = 2.0
 """Seconds before anything is counted: all streams have begun."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Figures:
-    """One run."""
+    """Results of one run."""
 
     transport: str
     streams: int
@@ -51,7 +49,7 @@ class Figures:
     tokens: int
     frames: int
     cpu_us_per_token: dict[str, float]
-    """By process name; the client's own as `client`, the broker's as `nats-server`."""
+    """CPU microseconds per token, by process name; the client is `client`, the broker `nats-server`."""
     backlog: list[int] = field(default_factory=list)
     """Tokens on their way from the executor to the client, once a second; only over NATS, where frames are tokens."""
     waiting: int = 0
@@ -140,7 +138,7 @@ async def _run(transport: str, streams: int, seconds: float, waiting: int = 0) -
                 await asyncio.sleep(min(1.0, first.at + seconds - last.at))
                 last = await _observe(ours, address.nats)
                 backlog.append(last.tokens - last.frames)
-                memory += [resident("gateway")] if transport == "http" else []
+                memory += [resident_bytes()["gateway"] / 1e6] if transport == "http" else []
             answered, failed = await _ask(ours, "end") if transport == "http" else (0, 0)
         finally:
             client.terminate()
@@ -175,25 +173,13 @@ async def _observe(client: Connection, url: str) -> _Observation:
     """Returns the counts of all processes at this moment."""
     (executor,) = await counters(url)
     frames = await _ask(client, "frames")
-    return _Observation(time.monotonic(), int(executor["sampled"]), frames, _cpu_seconds())
+    return _Observation(time.monotonic(), int(executor["sampled"]), frames, cpu_seconds())
 
 
 async def _ask(client: Connection, what: str) -> Any:
     """Asks the client for its frames, or to end its requests and say how many were answered and how many failed."""
     client.send(what)
     return await asyncio.wait_for(asyncio.to_thread(client.recv), END_WITHIN)
-
-
-def _cpu_seconds() -> dict[str, float]:
-    """Returns the CPU seconds of the processes that this one has started, by name."""
-    spent: dict[str, float] = {}
-    for name, folder in processes():
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
-    return spent
 
 
 @dataclass
@@ -246,7 +232,7 @@ async def _read_nats(url: str, streams: int, _waiting: int, counts: _Counts) -> 
 
 
 async def _read_http(url: str, streams: int, waiting: int, counts: _Counts) -> None:
-    """Does the same over server-sent events, without an HTTP library, whose costs are not to be measured.
+    """Keeps `streams` streams of server-sent events running, without an HTTP library, whose costs would count.
 
     Returns once all requests have ended, after `counts.ends` is set; those that wait are sent once.
     """

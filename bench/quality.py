@@ -64,7 +64,7 @@ class Run:
     """Pagewire's weights, and its KV cache if that is set, or the reference."""
     answers: list[str]
     token_ids: list[list[int]]
-    """Without the token that ends an answer."""
+    """Token ids of each answer, without the token that ends it."""
     right: list[bool]
     perplexity: float | None = None
     """Perplexity of the text in `_quality/perplexity.py`; None: it was not measured."""
@@ -102,8 +102,8 @@ def main(arguments: list[str]) -> int:
     if reference is not None:
         print("\n".join(differences(questions, runs, reference)))
     both = [*runs, *([reference] if reference else [])]
-    found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in both]
-    write(options.output, parser.prog, arguments, model=options.model, runs=found)
+    rows = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in both]
+    write(options.output, parser.prog, arguments, model=options.model, runs=rows)
     return 0
 
 

@@ -38,7 +38,7 @@ class Prompt:
     text: str
     max_tokens: int
     at: float = 0.0
-    """When it arrives, in seconds from the start."""
+    """Seconds from the start until it arrives."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Record:
     sent: float
     """Seconds from the start."""
     chunks: list[float] = field(default_factory=list)
-    """When each chunk with text came."""
+    """Seconds until each chunk with text came."""
     ended: float = 0.0
     prompt_tokens: int = 0
     tokens: int = 0

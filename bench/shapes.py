@@ -7,7 +7,6 @@ no text.
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def _qwen3(hidden: int, inner: int, layers: int, heads: int, *, tied: bool) -> d
     }
 
 
-SHAPES: Mapping[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": _llama(4096, 14336, 32, 32, 128256, 8192),
     "llama-3-70b": _llama(8192, 28672, 80, 64, 128256, 8192),
     "llama-2-70b": _llama(8192, 28672, 80, 64, 32000, 4096),

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Activation(IntEnum):
-    """What is applied to the inner features of a feed-forward layer, or to their gates."""
+    """The function of the inner features of a feed-forward layer, or of their gates."""
 
     SILU = 0
     """x * sigmoid(x)."""

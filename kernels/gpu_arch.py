@@ -2,16 +2,13 @@
 
 from functools import cache
 
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Maximum shared memory of a program, in bytes."""
-PARTS = tuple(SHARED_MEMORY)
-FP8_SINCE = 89
-"""First one with instructions to convert to and from fp8."""
+PARTS = (80, 89, 90, 100, 120)
+"""All GPUs that kernels are compiled for."""
 DEPENDENT_LAUNCH_SINCE = 90
-"""First one that starts a kernel before the previous one has ended."""
+"""First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
-"""Those whose products read operands from shared memory, and which have much of it: registers are left for larger
-tiles. Tiles of all others fit into 99 KiB."""
+"""GPUs whose products read operands from a large shared memory, which leaves registers for larger tiles. Tiles of all
+other GPUs fit into 99 KiB."""
 
 
 def is_wide(arch: int) -> bool:
@@ -22,11 +19,6 @@ def is_wide(arch: int) -> bool:
 def has_dependent_launch(arch: int) -> bool:
     """Returns whether kernels are compiled for programmatic dependent launch on a GPU."""
     return arch >= DEPENDENT_LAUNCH_SINCE
-
-
-def parts_with(element: str) -> tuple[int, ...]:
-    """Returns those of `PARTS` with instructions to convert to and from an element type, by Triton's name."""
-    return tuple(part for part in PARTS if element != "fp8e4nv" or part >= FP8_SINCE)
 
 
 @cache

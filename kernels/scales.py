@@ -32,7 +32,7 @@ class Multiples:
 
     @property
     def shape(self) -> torch.Size:
-        """[N, groups]."""
+        """Shape of the numbers, [N, groups]."""
         return self.factors.shape
 
     @property

@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "pagewire.bench._common.event_stream",
     "pagewire.client.sequencer",
     "pagewire.commands.chat.markdown",
     "pagewire.kernels.cpu.targets",

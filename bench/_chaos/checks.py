@@ -11,7 +11,7 @@ from pagewire.shared.messages.client import Delta
 EXACT, LOST, DUPLICATED, REORDERED, WRONG, HUNG = "exact", "lost", "duplicated", "reordered", "wrong", "hung"
 FAILURES = (LOST, DUPLICATED, REORDERED, WRONG, HUNG)
 ROUNDING = 1e-4
-"""By which log-probabilities of the same token may differ: what is lost is computed again in another batch, whose sums
+"""Largest difference of two log-probabilities of one token: what is lost is computed again in another batch, whose sums
 are rounded in another order."""
 
 
@@ -21,7 +21,7 @@ class SeenChoice:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    """Empty over HTTP, which has no ids."""
+    """Token ids, which HTTP does not send."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -44,7 +44,7 @@ class Seen:
     ended: float = 0.0
     choices: dict[int, SeenChoice] = field(default_factory=dict)
     error: str = ""
-    """Why it has ended without an answer."""
+    """The reason why the request has ended without an answer."""
     hung: bool = False
     """Whether nothing has ended it in time."""
     cancelled: bool = False
@@ -52,7 +52,7 @@ class Seen:
     complete: bool = True
     """Whether the client waited for the end. Over HTTP, a client that cancels goes away."""
     progress: list[float] = field(default_factory=list)
-    """When the client was one step further than before: accepted, more text, the end."""
+    """Times at which the client was one step further than before: accepted, more text, the end."""
     keep_alives: int = 0
     reconnections: int = 0
     """Connections that have broken and were replaced."""

@@ -26,7 +26,7 @@ MAX_STORE = 32 << 20
 OTHER = "OTHER"
 """The stream of somebody else that fills the store."""
 PIECE = 1 << 20
-"""Bytes of each of its messages, until not even a small one fits."""
+"""Bytes of each message that fills the store, until not even a small one fits."""
 RECOVERY = 60.0
 """Seconds until the stack must be ready again."""
 POLL = 0.02
@@ -41,9 +41,9 @@ class Applied:
     fault: Fault
     began: float
     over: float
-    """When it had ended by itself: the process was continued, the store had room."""
+    """Time at which the fault had ended by itself: the process was continued, the store had room."""
     recovered: float
-    """When every service had said that it was ready again."""
+    """Time at which every service had said that it was ready again."""
 
 
 class Arena:

@@ -3,8 +3,7 @@
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Seen, Verdict, judge
 from pagewire.bench._chaos.faults import Applied
@@ -26,7 +25,7 @@ class Ended:
     seen: Seen
     verdict: Verdict
     refused_at: float = 0.0
-    """When it was refused for no good reason; 0: never."""
+    """Time at which it was refused for no good reason; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Row:
     recovery: float
     """Median of the seconds until every service was ready again."""
     pauses: list[float]
-    """By fault, the longest pause that a client saw in it, in seconds."""
+    """Longest pause in seconds that a client saw in each fault."""
 
 
 def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied]) -> Ended:
@@ -116,8 +115,8 @@ def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
     longest = pauses(faults, ended)
     by_kind: dict[str, list[Ended]] = {}
     for each in ended:
-        found = cause(each, faults)
-        by_kind.setdefault(found.fault.kind if found else NONE, []).append(each)
+        hit = cause(each, faults)
+        by_kind.setdefault(hit.fault.kind if hit else NONE, []).append(each)
     result = []
     for kind in (*KINDS, NONE):
         same = [i for i, fault in enumerate(faults) if fault.fault.kind == kind]
@@ -139,21 +138,21 @@ def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
     return result
 
 
-def table(label: str, found: Sequence[Row], cold_start: float) -> list[str]:
+def table(label: str, rows: Sequence[Row], cold_start: float) -> list[str]:
     """Returns a line per kind of fault, in Markdown; `label` names the device."""
     head = " | ".join((label, "faults", "requests", *FAILURES, "refused", "keep-alives", "pause s, median", "longest"))
     lines = [
-        _line(row.kind + (f" (cold start {cold_start:.1f} s)" * (row.kind == "kill:executor")), row) for row in found
+        _line(row.kind + (f" (cold start {cold_start:.1f} s)" * (row.kind == "kill:executor")), row) for row in rows
     ]
     everything = Row(
         "all",
-        sum(row.faults for row in found),
-        sum(row.requests for row in found),
-        {name: sum(row.outcomes[name] for row in found) for name in FAILURES},
-        sum(row.refused for row in found),
-        sum(row.keep_alives for row in found),
+        sum(row.faults for row in rows),
+        sum(row.requests for row in rows),
+        {name: sum(row.outcomes[name] for row in rows) for name in FAILURES},
+        sum(row.refused for row in rows),
+        sum(row.keep_alives for row in rows),
         0.0,
-        [pause for row in found for pause in row.pauses],
+        [pause for row in rows for pause in row.pauses],
     )
     return markdown(head, [*lines, _line("all", everything)])
 
@@ -178,8 +177,3 @@ def failures(ended: Iterable[Ended], faults: Sequence[Applied], start: float) ->
                 f" {each.seen.ended - start:.1f} s, {during}: {each.verdict.reason}"
             )
     return lines
-
-
-def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns rows as JSON."""
-    return [asdict(row) for row in found]

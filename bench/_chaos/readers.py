@@ -16,6 +16,7 @@ from typing_extensions import override
 from pagewire import AsyncClient
 from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, is_repetition
 from pagewire.bench._chaos.requests import HTTP, Request
+from pagewire.bench._common.event_stream import split_events
 from pagewire.client.stream import Stream
 from pagewire.embedded.stack import Address
 from pagewire.shared.bus import Bus, Message, nats
@@ -39,7 +40,7 @@ AGAIN_AFTER = 0.25
 SLOW = 3.0
 """Seconds that a slow reader takes for an answer, at most, if nothing else is slow."""
 SLOW_READ = 256
-"""Bytes that it reads at once over HTTP: about one token."""
+"""Bytes that a slow reader reads at once over HTTP: about one token."""
 _frames: msgspec.msgpack.Decoder[Frame | DeltaBatch] = msgspec.msgpack.Decoder(Frame | DeltaBatch)
 
 
@@ -300,7 +301,7 @@ class HttpReader(Reader):
         if parser.get_status_code() != 200:
             seen.error = f"status {parser.get_status_code()}: {exchange.whole()}"
         elif not request.streamed:
-            exchange.take_answer(json.loads(exchange.whole()))
+            exchange.take(json.loads(exchange.whole()))
         return True
 
     async def _exchange(
@@ -362,17 +363,12 @@ class _Exchange:
 
     def take_events(self) -> None:
         """Takes all complete events."""
-        *lines, self._body = self._body.split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if data and data != b"[DONE]" and line.startswith(b"data:"):
-                self._take(json.loads(data))
+        events, self._body = split_events(self._body)
+        for event in events:
+            self.take(event)
 
-    def take_answer(self, answer: dict[str, Any]) -> None:
-        """Takes an answer that is no stream."""
-        self._take(answer)
-
-    def _take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, Any]) -> None:
+        """Takes an event of a stream, or an answer that is no stream."""
         if "error" in event:
             self._seen.error = event["error"]["message"]
             return

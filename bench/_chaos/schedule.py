@@ -25,14 +25,14 @@ REST = (0.1, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault."""
+    """A fault, and the moment at which it happens."""
 
     kind: str
     """One of `KINDS`."""
     rest: float = 0.0
     """Seconds to wait before it."""
     seconds: float = 0.0
-    """How long it lasts, where it does not end by itself."""
+    """Seconds that the fault lasts, where it does not end by itself."""
     replica: int = 0
     """Which replica it hits, modulo their number."""
 

@@ -40,7 +40,8 @@ async def post(url: str, body: dict[str, Any], api_key: str = "") -> AsyncGenera
             while not answer.complete and (chunk := await reader.read(CHUNK)):
                 parser.feed_data(chunk)
                 if parser.get_status_code() == 200:
-                    for event in answer.take():
+                    events, answer.body = split_events(answer.body)
+                    for event in events:
                         yield event
         finally:
             writer.close()
@@ -67,8 +68,13 @@ class _Answer:
         """Notes the end."""
         self.complete = True
 
-    def take(self) -> list[dict[str, Any]]:
-        """Returns the events that are complete, without the mark at the end of the stream."""
-        *lines, self.body = self.body.split(b"\n")
-        data = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
-        return [json.loads(event) for event in data if event != b"[DONE]"]
+
+def split_events(body: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """Returns the complete events of a body, without the mark at the end of the stream, and the rest of the body.
+
+    >>> split_events(b'data: {"a": 1}\\n\\ndata: {"a"')
+    ([{'a': 1}], b'data: {"a"')
+    """
+    *lines, rest = body.split(b"\n")
+    data = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
+    return [json.loads(event) for event in data if event not in {b"", b"[DONE]"}], rest

@@ -20,7 +20,7 @@ class Request:
     """A request and its results. Times are seconds from the start of the run."""
 
     at: float
-    """When its client sends it."""
+    """Time at which its client sends it."""
     prompt: list[int]
     output: int
     """Tokens to generate."""

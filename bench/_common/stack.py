@@ -1,20 +1,12 @@
-"""Runs the services under clients that always have a request open, and finds their processes and counters."""
+"""Finds the processes of a stack, and its counters."""
 
-import asyncio
 import os
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from pagewire import AsyncClient
-from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.discovery import ask
-from pagewire.shared.settings.config import Settings
-
-Talk = Callable[[AsyncClient, int], Coroutine[None, None, None]]
-"""Sends the requests of the client with a given number, one after the other without end."""
 
 
 async def counters(url: str) -> list[dict[str, float]]:
@@ -47,42 +39,26 @@ def processes() -> Iterator[tuple[str, Path]]:
             yield "client" if name.startswith("python") else name, folder
 
 
-def resident(service: str) -> float:
-    """Returns the resident memory of a service that this process has started, in MB."""
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and f"pagewire.services.{service}".encode() in (folder / "cmdline").read_bytes():
-                status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-                if int(status["PPid"]) == os.getpid():
-                    return int(status["VmRSS"].split()[0]) * 1024 / 1e6
-        except OSError:
-            continue  # the process has ended
-    raise ConfigurationError(f"no {service} is running")
+def resident_bytes() -> dict[str, int]:
+    """Returns the resident memory, in bytes, of the processes that this one has started, by name."""
+    sizes: dict[str, int] = {}
+    for name, folder in processes():
+        with suppress(OSError):  # it has ended meanwhile
+            pages = int((folder / "statm").read_text().split()[1])
+            sizes[name] = sizes.get(name, 0) + pages * os.sysconf("SC_PAGE_SIZE")
+    return sizes
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Returns the CPU seconds of the processes that this one has started, by name."""
+    spent: dict[str, float] = {}
+    for name, folder in processes():
+        with suppress(OSError):  # it has ended meanwhile
+            ticks = map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13])
+            spent[name] = spent.get(name, 0.0) + sum(ticks) / os.sysconf("SC_CLK_TCK")
+    return spent
 
 
 def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
     """Returns how much each counter has grown."""
     return {name: after[name] - before[name] for name in before}
-
-
-async def closed_loop(
-    settings: Settings, talk: Talk, clients: int, warm_up: float, seconds: float
-) -> tuple[float, list[dict[str, float]]]:
-    """Returns the seconds that were counted, and what each executor counted in them.
-
-    Nothing is counted within the first `warm_up` seconds.
-    """
-    async with Stack(settings, PIPELINE) as stack, asyncio.TaskGroup() as tasks:
-        url = (await stack.ready()).nats
-        async with AsyncClient(url) as client:
-            talking = [tasks.create_task(talk(client, number)) for number in range(clients)]
-            try:
-                await asyncio.sleep(warm_up)
-                before, began = await counters(url), time.monotonic()
-                await asyncio.sleep(seconds)
-                after, ended = await counters(url), time.monotonic()
-            finally:
-                for task in talking:
-                    task.cancel()
-                await asyncio.wait(talking)
-    return ended - began, [difference(*pair) for pair in zip(after, before, strict=True)]

@@ -1,12 +1,12 @@
-"""Compares the attention kernels with PyTorch's on the same numbers, and all of them with the reference in float64.
+"""Compares the attention kernels with PyTorch's on the same numbers, and all of them with PyTorch's in float64.
 
 PyTorch's kernels read contiguous keys and values, ours read blocks in random order. All are replayed as graphs, so that
-launches do not count; the reference is not timed.
+launches do not count; float64 is not timed.
 """
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,13 +19,13 @@ from pagewire.bench._gpu.machine import REPEATS, Machine, timed
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, attention_flops
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.triton.attention import decode_attention
-from pagewire.kernels.triton.attention.paged_attention import paged_attention, reference
+from pagewire.kernels.triton.attention.paged_attention import paged_attention
 from pagewire.kernels.triton.attention.plan_splits import capacity
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.sim.roofline import ModelShape, shape_of
 
 CHECKED = 128
-"""The last queries of a prompt are compared with the reference, this many."""
+"""Maximum number of a prompt's last queries that are compared with float64."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class KernelRun:
     name: str
     us: list[float] = field(default_factory=list)
     error: float = 0.0
-    """Largest distance of a number from the reference."""
+    """Largest distance of a number from the result in float64."""
     share: float = 0.0
-    """Of the copy bandwidth for decodes, of the matrix rate for prefills."""
+    """Share of the copy bandwidth that a decode reaches, or of the matrix rate that a prefill reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Problem:
     values: Tensor
     """[R, Hkv, L, d]."""
     caches: tuple[Tensor, Tensor]
-    """The same in blocks."""
+    """Keys and values in blocks, [R * blocks, Hkv, block size, d]."""
 
     @property
     def queries(self) -> Tensor:
@@ -100,29 +100,29 @@ def problem(shape: ModelShape, rows: int, context: int, width: int, machine: Mac
     return Problem(layer, batch, normal(rows * width, shape.heads, dim), keys, values, (paged(keys), paged(values)))
 
 
-def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str, Callable[[], Tensor]]:
+def contenders(case: Problem, machine: Machine, *, decode: bool) -> Mapping[str, Callable[[], Tensor]]:
     """Returns the implementations by name, each of which computes [R, Hq, W, d].
 
     The split plan is made here, because a step has one for all layers.
     """
-    queries, keys, values = given.queries, given.keys, given.values
-    out = torch.empty_like(given.query)
-    device, layer, batch = machine.runtime.device, given.layer, given.batch
+    queries, keys, values = case.queries, case.keys, case.values
+    out = torch.empty_like(case.query)
+    device, layer, batch = machine.runtime.device, case.layer, case.batch
     plan = decode_attention.new_plan(
         layer,
         len(batch.slots),
         capacity(machine.runtime.multiprocessors, layer.kv_heads),
         device,
-        given.query.dtype,
-        given.caches[0].dtype,
+        case.query.dtype,
+        case.caches[0].dtype,
     )
     decode_attention.plan_batch(layer, batch, plan)
 
     def ours() -> Tensor:
         if decode:
-            decode_attention.split_attention(layer, batch, plan, given.query, *given.caches, out)
+            decode_attention.split_attention(layer, batch, plan, case.query, *case.caches, out)
         else:
-            paged_attention(layer, batch, given.query, *given.caches, out)
+            paged_attention(layer, batch, case.query, *case.caches, out)
         return out.view(len(keys), -1, *out.shape[1:]).transpose(1, 2)
 
     def sdpa() -> Tensor:
@@ -136,8 +136,8 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
     mask = None if decode else create_block_mask(lambda _b, _h, q, kv: q >= kv, None, None, length, length, str(device))
 
     def flexible() -> Tensor:
-        made: Tensor = flex(queries, keys, values, block_mask=mask, enable_gqa=True)
-        return made
+        output: Tensor = flex(queries, keys, values, block_mask=mask, enable_gqa=True)
+        return output
 
     return {"pagewire": ours, "PyTorch SDPA": sdpa, "FlexAttention": flexible}
 
@@ -154,16 +154,16 @@ def kernels(
     for name, config in models.items():
         shape = shape_of(config)
         for cell, width in sizes:
-            given = problem(shape, cell.rows, cell.context, width, machine)
-            exact = last_queries(given, width)
-            for who, work in contenders(given, machine, decode=width == 1).items():
-                run = KernelRun(name, "decode" if width == 1 else "prefill", cell.rows, cell.context, who)
+            case = problem(shape, cell.rows, cell.context, width, machine)
+            exact = last_queries(case)
+            for name_of_kernel, work in contenders(case, machine, decode=width == 1).items():
+                run = KernelRun(name, "decode" if width == 1 else "prefill", cell.rows, cell.context, name_of_kernel)
                 with torch.inference_mode():
-                    made = work().transpose(1, 2).flatten(0, 1)[-len(exact) :]
-                    run.error = float((made.double() - exact).abs().max())
+                    output = work().transpose(1, 2).flatten(0, 1)[-len(exact) :]
+                    run.error = float((output.double() - exact).abs().max())
                     run.us = [seconds * 1e6 for seconds in replayed(machine.runtime, work, repeats)]
                 seconds = statistics.median(run.us) / 1e6
-                moved = sum(part.nbytes for part in given.caches)
+                moved = sum(part.nbytes for part in case.caches)
                 run.share = (
                     moved / seconds / machine.bandwidth
                     if width == 1
@@ -172,13 +172,19 @@ def kernels(
                 yield run
 
 
-def last_queries(given: Problem, width: int) -> Tensor:
-    """Returns the reference for at most `CHECKED` queries per sequence: its scores take 8 bytes per query and key."""
-    checked, batch = min(width, CHECKED), given.batch
-    rows = len(batch.slots)
-    query = given.query.view(rows, width, *given.query.shape[1:])[:, -checked:].flatten(0, 1)
-    behind = torch.arange(rows + 1, dtype=torch.int32, device=query.device) * checked
-    return reference(given.layer, replace(batch, cu_queries=behind), query, *given.caches)
+def last_queries(case: Problem) -> Tensor:
+    """Returns the attention of each sequence's last queries, at most `CHECKED`, in float64: [R * queries, Hq, d].
+
+    Scores take 8 bytes per query and key, so the sequences are computed one after the other.
+    """
+    queries = case.queries[:, :, -CHECKED:]
+    checked, length = queries.shape[2], case.keys.shape[2]
+    seen = torch.ones(checked, length, dtype=torch.bool, device=queries.device).tril(length - checked)
+    exact = [
+        F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=seen, enable_gqa=True)
+        for q, k, v in zip(queries[:, None], case.keys[:, None], case.values[:, None], strict=True)
+    ]
+    return torch.cat(exact).transpose(1, 2).flatten(0, 1)
 
 
 def replayed(runtime: Runtime, work: Callable[[], object], repeats: int) -> list[float]:

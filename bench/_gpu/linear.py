@@ -21,7 +21,7 @@ from pagewire.kernels.triton.layers.split_inputs import counters_of
 from pagewire.services.executor.devices.cuda.quantized_linear import EightBitLinear, IntegerLinear
 
 TOGETHER = 256 << 20
-"""Bytes of all copies of a weight, at least."""
+"""Least bytes of all copies of a weight together."""
 GROUP = 128
 
 
@@ -34,11 +34,11 @@ class LinearRun:
     outputs: int
     inputs: int
     weights: str
-    """The format."""
+    """Name of the format."""
     rows: int
     us: list[float] = field(default_factory=list)
     share: float = 0.0
-    """Of the copy bandwidth, by the bytes of the weights."""
+    """Share of the copy bandwidth: bytes of the weights per second of the median time."""
 
 
 def formats(device: torch.device, dtype: torch.dtype) -> Mapping[str, Callable[[int, int], nn.Module]]:

@@ -1,15 +1,12 @@
-"""Sends ShareGPT lengths as a Poisson process through the whole pipeline; if asked for, through transformers too.
+"""Sends ShareGPT lengths as a Poisson process through the whole pipeline.
 
 The arrival rate is the rate at which the pipeline serves the same requests when all arrive at once: it is then full
 nearly all the time, without a queue that only grows. The device itself counts its busy time.
 """
 
 import asyncio
-import json
-import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.loads import Request, poisson, sharegpt
@@ -26,9 +22,9 @@ from pagewire.bench._common.output import markdown
 from pagewire.bench._common.stack import counters, difference
 from pagewire.bench._gpu.machine import release
 from pagewire.bench._gpu.plan import load_bytes, working_seconds
+from pagewire.bench.shapes import write_folder
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.services.executor.devices.sim.roofline import shape_of
-from pagewire.shared.models.model_folder import BUNDLED
 from pagewire.shared.settings.config import Settings
 
 CONTEXT = 2048
@@ -37,7 +33,6 @@ BUDGET = 1024
 """Tokens per step."""
 DEADLINE = 540.0
 """Seconds within which every request must end."""
-_CONFIGS = {"LlamaForCausalLM": LlamaConfig, "Qwen3ForCausalLM": Qwen3Config}
 
 
 @dataclass
@@ -55,11 +50,11 @@ class LoadRun:
     ttft_p99: float
     itl_median: float
     itl_p99: float
-    busy: float | None = None
-    """Share of the time with work in which the device computed; None: not known."""
-    rows_per_step: float | None = None
-    bandwidth_share: float | None = None
-    """Moved at least, in the busy time, of the copy bandwidth."""
+    busy: float = 0.0
+    """Share of the time with work in which the device computed."""
+    rows_per_step: float = 0.0
+    bandwidth_share: float = 0.0
+    """Share of the copy bandwidth: bytes that are moved at least, per second of the busy time."""
 
 
 def figures(engine: str, model: str, streams: int, qps: float, served: Sequence[Request]) -> LoadRun:
@@ -73,43 +68,21 @@ def figures(engine: str, model: str, streams: int, qps: float, served: Sequence[
     return LoadRun(engine, model, streams, qps, len(served), *rates, *ttft, *itl)
 
 
-def write_model(config: dict[str, Any], folder: Path, device: torch.device) -> None:
-    """Writes a model folder of these sizes with random bf16 weights, and the bundled tokenizer."""
-    (architecture,) = config["architectures"]
-    end = json.loads((BUNDLED / "config.json").read_text())["eos_token_id"]
-    sizes = {name: value for name, value in config.items() if name not in {"architectures", "torch_dtype"}}
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
-            _CONFIGS[architecture](**sizes, eos_token_id=end), dtype=torch.bfloat16
-        )
-    model.save_pretrained(folder)
-    for file in BUNDLED.glob("tokenizer*.json"):
-        shutil.copy(file, folder)
-
-
 def load(
     models: dict[str, dict[str, Any]],
     streams: Sequence[int],
     count: int,
     bandwidth: float,
     device: torch.device,
-    *,
-    transformers: bool = False,
 ) -> Iterator[LoadRun]:
-    """Measures the pipeline, and perhaps transformers, with `count` requests for each number of streams."""
+    """Measures the pipeline with `count` requests for each number of streams."""
     for name, config in models.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / name
-            write_model(config, folder, device)
+            write_folder(name, folder)
             for slots in streams:
                 release(device)  # what this process keeps, the executor cannot have
-                ours = asyncio.run(_serve(name, config, folder, slots, count, bandwidth, device.type))
-                yield ours
-                if not transformers:
-                    continue
-                arrivals = poisson(sharegpt, ours.qps, count, seed=0)
-                served = _with_transformers(folder, arrivals, slots, device)
-                yield figures("transformers", name, slots, ours.qps, served)
+                yield asyncio.run(_serve(name, config, folder, slots, count, bandwidth, device.type))
 
 
 async def _serve(
@@ -119,6 +92,7 @@ async def _serve(
         model=str(folder),
         device=device,
         dtype="bfloat16",
+        load_format="dummy",
         max_model_len=CONTEXT,
         max_num_seqs=streams,
         max_num_batched_tokens=BUDGET,
@@ -159,57 +133,16 @@ async def _offer(client: AsyncClient, requests: list[Request]) -> list[Request]:
     return requests
 
 
-def _with_transformers(folder: Path, requests: list[Request], streams: int, device: torch.device) -> list[Request]:
-    """Serves the same requests by the continuous batching of transformers, and takes its time stamps.
-
-    Raises:
-        RuntimeError: transformers has given up, or has not ended in time.
-    """
-    from transformers import ContinuousBatchingConfig  # not in the oldest versions, which the other parts can do with
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
-    generation = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=CONTEXT)
-    batching = ContinuousBatchingConfig(max_requests_per_batch=streams)
-    stopped = threading.Event()
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=batching) as manager:
-        began = time.perf_counter()
-
-        def feed() -> None:
-            for index, request in enumerate(requests):
-                if stopped.wait(max(began + request.at - time.perf_counter(), 0.0)):
-                    return
-                options = {"max_new_tokens": request.output, "eos_token_id": -1, "record_timestamps": True}
-                manager.add_request(request.prompt, request_id=str(index), **options)
-
-        feeder = threading.Thread(target=feed)
-        feeder.start()
-        try:
-            for left in range(len(requests), 0, -1):
-                result = manager.get_result(timeout=max(began + DEADLINE - time.perf_counter(), 0.0))
-                if result is None or result.error is not None:
-                    why = "no result in time" if result is None else result.error
-                    raise RuntimeError(f"transformers: {why}, {left} requests are left")
-                requests[int(result.request_id)].tokens_at = [at - began for at in result.timestamps]
-        finally:
-            stopped.set()
-            feeder.join()
-    return requests
-
-
 def table(runs: Sequence[LoadRun]) -> list[str]:
     """Returns a line per engine and load, in Markdown."""
-
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{value:.1%}"
-
     return markdown(
         "engine | model | streams | offered/s | requests/s | tokens/s | TTFT ms median / P99 | ITL ms median / P99"
         " | busy | rows/step | of the copy bandwidth",
         (
             f"{run.engine} | {run.model} | {run.streams} | {run.qps:.2f} | {run.requests_per_s:.2f}"
             f" | {run.tokens_per_s:.0f} | {run.ttft_median * 1e3:.0f} / {run.ttft_p99 * 1e3:.0f}"
-            f" | {run.itl_median * 1e3:.1f} / {run.itl_p99 * 1e3:.1f} | {share(run.busy)}"
-            f" | {'' if run.rows_per_step is None else f'{run.rows_per_step:.1f}'} | {share(run.bandwidth_share)}"
+            f" | {run.itl_median * 1e3:.1f} / {run.itl_p99 * 1e3:.1f} | {run.busy:.1%}"
+            f" | {run.rows_per_step:.1f} | {run.bandwidth_share:.1%}"
             for run in runs
         ),
     )

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.cuda.step_attention import Backend
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim.roofline import GPUS, Gpu
 from pagewire.services.executor.models.registry import build_model
@@ -30,6 +30,7 @@ COPIED = 1 << 30
 MATRIX = 8192
 """Edge of the matrices whose product is measured."""
 REPEATS = 20
+"""Repetitions of a copy or a product whose rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,15 @@ class Machine:
 
     runtime: Runtime
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Dtype of weights and activations."""
     room: int
     """Bytes for weights and KV cache."""
     bandwidth: float
     """Bytes per second of a copy within its memory, read and written bytes together."""
     rate: float
     """Operations per second of a product of large matrices."""
-    backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend
-    """What attends."""
+    backend: Callable[[KVPool, Capacity, Runtime], AttentionBackend] = TritonBackend
+    """Opens the backend of attention."""
     simulated: Gpu | None = None
     """The simulator's figures of this GPU, if it has any."""
 

@@ -14,9 +14,9 @@ class Cell:
     """Decode steps of some sequences that have grown to one length."""
 
     rows: int
-    """Sequences."""
+    """Number of sequences."""
     context: int
-    """Tokens of each."""
+    """Tokens of each sequence."""
 
     @property
     def blocks(self) -> int:

@@ -46,7 +46,7 @@ class ProfileRun:
     busy: float
     """Share of the time from the first step's first work to the last step's end in which the GPU did something."""
     gaps: list[Gap]
-    """Those of 2 us and more, and all host syncs."""
+    """Gaps of 2 microseconds and more, and all host syncs."""
 
     @property
     def host_syncs(self) -> list[Gap]:

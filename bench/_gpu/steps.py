@@ -32,19 +32,19 @@ class DecodeRun:
     rows: int
     context: int
     wall_ms: list[float] = field(default_factory=list)
-    """From one step's tokens on the host to those of the next."""
+    """Milliseconds from one step's tokens on the host to those of the next."""
     device_ms: float = 0.0
-    """Mean time of a step by the device's clock."""
+    """Mean milliseconds of a step by the device's clock."""
     bytes: float = 0.0
-    """Moved at least, per step."""
+    """Bytes that a step moves at least."""
     share: float = 0.0
-    """Of the copy bandwidth, by the median wall time."""
+    """Share of the copy bandwidth, by the median wall time."""
     simulated_ms: float | None = None
-    """Time of such a step in the simulator; None: it does not know this GPU."""
+    """Milliseconds of this step in the simulator; None: it does not know this GPU."""
 
     @property
     def ms(self) -> float:
-        """Median wall time of a step."""
+        """Median milliseconds of a step."""
         return statistics.median(self.wall_ms)
 
 
@@ -56,12 +56,12 @@ class PrefillRun:
     tokens: int
     device_ms: list[float] = field(default_factory=list)
     wall_ms: list[float] = field(default_factory=list)
-    """From its launch to its token on the host."""
+    """Milliseconds from its launch to its token on the host."""
     flops: float = 0.0
     share: float = 0.0
-    """Of the matrix rate, by the median time of the device."""
+    """Share of the matrix rate, by the median time of the device."""
     simulated_ms: float | None = None
-    """Time of such a step in the simulator; None: it does not know this GPU."""
+    """Milliseconds of this step in the simulator; None: it does not know this GPU."""
 
 
 def decode(

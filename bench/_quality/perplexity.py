@@ -1,4 +1,4 @@
-"""How well a served model predicts a text, which is no part of what the bundled model was trained on."""
+"""The perplexity of a served model on a text that the bundled model was not trained on."""
 
 import math
 from pathlib import Path

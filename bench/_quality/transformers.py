@@ -36,7 +36,7 @@ def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: in
             messages, add_generation_prompt=True, return_dict=False, return_tensors="pt"
         )
         with torch.inference_mode():
-            found = model.generate(
+            generated = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
@@ -44,7 +44,7 @@ def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: in
                 eos_token_id=ends,
                 pad_token_id=ends[0],
             )
-        answer = found[0, ids.shape[1] :].tolist()
+        answer = generated[0, ids.shape[1] :].tolist()
         answers.append(answer[:-1] if answer and answer[-1] in ends else answer)
     return answers
 

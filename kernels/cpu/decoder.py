@@ -49,7 +49,7 @@ class Form:
     """The settings that all layers share."""
 
     eps: float
-    """Added to the variance by all norms."""
+    """Number that all norms add to the variance."""
     activation: Activation
     gated: bool
     """Whether the activation multiplies gates with values."""

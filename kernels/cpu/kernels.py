@@ -226,7 +226,7 @@ class CpuKernels:
 
         Args:
             batch: an entry of the result of `batches_of`.
-            layer: the constants of the attention; without scales of keys and values.
+            layer: the constants of the attention.
             pool: keys and values in the shapes of `pool_shapes`.
             q: [T, Hq, D], contiguous in all but T.
             k: [T, Hkv, D], contiguous in all but T.

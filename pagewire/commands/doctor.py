@@ -86,7 +86,7 @@ def _gpu() -> str:
 
 
 def _flashinfer() -> str:
-    from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer  # imports torch
+    from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import find_flashinfer  # imports torch
 
     return find_flashinfer()
 

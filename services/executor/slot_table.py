@@ -246,7 +246,7 @@ class SlotTable:
         return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
 
     def _record_many(self, step: InFlightStep, tokens: Int64, counts: Int64) -> OutputColumns:
-        """Does `record` for rows with any number of tokens. None was launched again before this, so none is dead."""
+        """Records a step whose rows sampled any number of tokens. No row was launched again before: none is dead."""
         batch, slots, ends = step.batch, step.batch.slots, step.batch.ends
         tokens, counts, finishes = step.cut(tokens, counts)
         here = self._admissions[slots] == step.admissions

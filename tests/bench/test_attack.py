@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pagewire.bench import attack
-from pagewire.bench._common.stack import resident
+from pagewire.bench._common.stack import resident_bytes
 from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, siege, sieges
 from pagewire.embedded.stack import Address, Stack
 from pagewire.shared.settings.config import Settings
@@ -27,9 +27,9 @@ async def stack() -> AsyncIterator[Address]:
 @pytest.mark.parametrize("each", FLOODS, ids=lambda each: f"{each.name} over {each.transport}")
 @pytest.mark.parametrize("requests", [24, pytest.param(1000, marks=[pytest.mark.full])])
 async def test_large_refused_requests_leave_the_memory_as_it_was(stack: Address, each: Flood, requests: int) -> None:
-    before = {service: resident(service) for service in attack.WATCHED}
+    before = resident_bytes()
     await flood(each, stack.http, stack.nats, requests)
-    growth = {service: resident(service) - before[service] for service in attack.WATCHED}
+    growth = {service: (resident_bytes()[service] - before[service]) / 1e6 for service in attack.WATCHED}
     assert max(growth.values()) < ALLOWED_GROWTH, growth
     await honest_request(stack.http)
 
@@ -38,11 +38,11 @@ async def test_large_refused_requests_leave_the_memory_as_it_was(stack: Address,
 async def test_connections_that_only_take_room_delay_nobody(
     stack: Address, kind: str, connections: int, start: bytes, dripping: bytes
 ) -> None:
-    before = resident("gateway")
+    before = resident_bytes()["gateway"]
     async with siege(stack.http, connections, start, dripping):
         for _ in range(3):
             await honest_request(stack.http)
-        assert resident("gateway") - before < ALLOWED_GROWTH, kind
+        assert (resident_bytes()["gateway"] - before) / 1e6 < ALLOWED_GROWTH, kind
 
 
 def test_tables() -> None:

@@ -13,6 +13,6 @@ def test_every_benchmark_says_what_it_measures(name: str, capsys: pytest.Capture
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", name, "--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: pagewire bench {name}")
-    assert len(said.split("\n\n")[1].split()) > 10, "the help does not say what is measured"
+    help_text = capsys.readouterr().out
+    assert help_text.startswith(f"usage: pagewire bench {name}")
+    assert len(help_text.split("\n\n")[1].split()) > 10, "the help does not say what is measured"

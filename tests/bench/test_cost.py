@@ -9,7 +9,7 @@ from pagewire.bench import cost
 from pagewire.bench._costs import reference
 from pagewire.bench._costs.meter import Reading, measure
 from pagewire.bench._costs.tap import Wrap
-from pagewire.bench.cost import ATTEMPTS, COSTS, TOLERANCE, complaint
+from pagewire.bench.cost import ATTEMPTS, COSTS, TOLERANCE
 from pagewire.services.detokenizer import fence
 from pagewire.shared.bus import Handler, Message
 
@@ -43,8 +43,11 @@ def dearer(iterations: float) -> Wrap:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_no_service_costs_half_as_much_again(name: str) -> None:
-    reading = read(name)
-    assert not complaint(name, reading), complaint(name, reading)
+    cost, reading = COSTS[name], read(name)
+    assert reading.cost <= cost.limit, (
+        f"a {cost.unit} costs {reading.cost:.4f} iterations of the yardstick, and {cost.recorded:.4f} are recorded: if"
+        " that is meant, write the cost that `pagewire bench cost` prints into bench/cost.py"
+    )
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -57,14 +60,6 @@ def test_a_rise_by_half_is_seen(name: str) -> None:
         if measure(rig, dearer(half)).cost > plain.cost * TOLERANCE:
             return
     pytest.fail(f"{name}: half as much again was not seen in {2 * ATTEMPTS} attempts")
-
-
-def test_a_complaint_says_what_to_do() -> None:
-    recorded = COSTS["gateway"].recorded
-    assert not complaint("gateway", Reading(recorded * 1.39, 9.0, 1.0))
-    said = complaint("gateway", Reading(recorded * 1.5, 9.0, 1.0))
-    for part in ("gateway", f"{recorded:.4f}", f"{recorded * 1.5:.4f}", "1.50 times", "pagewire bench cost"):
-        assert part in said
 
 
 def test_noise_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from pagewire.bench import gpu
 from pagewire.bench._gpu.machine import measured, timed
 from pagewire.bench._gpu.plan import Cell
 from pagewire.bench._gpu.profile import Gap, ProfileRun, table
-from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 from pagewire.shared.errors import ConfigurationError
 from tests.bench.gpu.cases import MACHINE, MODEL
+from tests.support.host_runtime import HostRuntime
 
 
 def given(*parts: str, output: Path | None = None) -> argparse.Namespace:

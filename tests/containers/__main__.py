@@ -29,10 +29,10 @@ def main() -> int:
     """Runs all checks; returns 0, or raises what went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.containers", description=__doc__)
     parser.add_argument("--no-build", action="store_true", help="use the image that is there")
-    given = parser.parse_args()
+    options = parser.parse_args()
     run("make", "--silent", "secrets")
     key = dict(line.split("=", 1) for line in Path(ROOT, ".env").read_text().splitlines())["PAGEWIRE_API_KEY"]
-    if not given.no_build:
+    if not options.no_build:
         compose("build")
     try:
         with health_checks():
@@ -48,13 +48,13 @@ def check(key: str) -> None:
     """Starts the stack and breaks it."""
     up(300)
     say("up: all services are healthy")
-    wanted = complete(key)
-    say(f"over HTTP: {len(wanted)} characters")
-    assert asyncio.run(ask_nats(key)) == wanted, "NATS and HTTP disagree"
+    expected = complete(key)
+    say(f"over HTTP: {len(expected)} characters")
+    assert asyncio.run(ask_nats(key)) == expected, "NATS and HTTP disagree"
     say("over bare NATS: the same text")
     for service in ("executor", "nats"):
         (victim,) = containers(service)
-        assert stream(key, lambda victim=victim: signal(victim, "KILL")) == wanted, f"{service} changed the text"  # type: ignore[misc]
+        assert stream(key, lambda victim=victim: signal(victim, "KILL")) == expected, f"{service} changed the text"  # type: ignore[misc]
         until(lambda victim=victim: restarts(victim) > 0, 60, f"{service} is restarted")  # type: ignore[misc]
         say(f"{service} killed in the middle of a stream: the same text, and it was restarted")
     (frozen,) = containers("detokenizer")
@@ -62,21 +62,21 @@ def check(key: str) -> None:
     signal(frozen, "STOP")
     began = time.monotonic()
     until(lambda: restarts(frozen) > before, BACK_WITHIN, "the frozen service is restarted")
-    assert complete(key) == wanted
+    assert complete(key) == expected
     took = time.monotonic() - began
     assert took < BACK_WITHIN, took
     say(f"a frozen detokenizer: serves again after {took:.0f} s")
     up(120, "--scale", "detokenizer=2", "--no-recreate")
     (added,) = {*containers("detokenizer")} - {frozen}
-    assert complete(key) == wanted
+    assert complete(key) == expected
     say("scaled to two detokenizers: all healthy, the same text")
     run(ENGINE, "rm", "--force", added)
-    assert complete(key) == wanted
+    assert complete(key) == expected
     say("one of them removed: the same text")
     os.environ["PAGEWIRE_DATA_PARALLEL_SIZE"] = "2"
     up(120, "--no-recreate")
     assert [len(containers(service)) for service in ("executor", "scheduler")] == [2, 2]
-    assert complete(key) == wanted
+    assert complete(key) == expected
     say("two replicas: all healthy, the same text")
 
 

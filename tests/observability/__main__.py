@@ -57,7 +57,7 @@ def main() -> int:
     """Runs all checks; returns 0, or raises AssertionError with what did not come true."""
     parser = argparse.ArgumentParser(prog="python -m tests.observability", description=__doc__)
     parser.add_argument("--chart", type=Path, help="write what was scraped under load as a picture, in SVG")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if missing := [program for program in ("prometheus", "promtool", "unshare") if shutil.which(program) is None]:
         print(f"not installed: {', '.join(missing)} (Debian: apt-get install prometheus util-linux)", file=sys.stderr)
         return 1
@@ -78,8 +78,8 @@ def main() -> int:
         )
         with stack as served, prometheus(folder / "prometheus", served.http.removeprefix("http://")) as scraped:
             fired = check(scraped, served, Path(f"/proc/{served.process.pid}/root{disk}"))
-            if given.chart is not None:
-                given.chart.write_text(picture(scraped, began))
+            if options.chart is not None:
+                options.chart.write_text(picture(scraped, began))
             served.process.send_signal(signal.SIGKILL)
             fires(scraped, "PagewireDown")
     print(f"alerts that have fired: {', '.join([*fired, 'PagewireDown'])}")
@@ -104,11 +104,11 @@ def check(scraped: Prometheus, served: Served, disk: Path) -> list[str]:
     with load(served.http, 250, max_tokens=150):
         wait(lambda: not without_data(scraped), f"every metric has data, but {without_data(scraped)}")
         print(f"{len(METRICS)} metrics have data")
-        found = [*dashboard(), *vllm.queries()]
-        for query in found:
+        queries = [*dashboard(), *vllm.queries()]
+        for query in queries:
             expression = query.replace("$__rate_interval", RANGE).replace("$model_name", "tiny")
             wait(lambda expression=expression: scraped.query(expression), expression)  # type: ignore[misc]
-        print(f"{len(found)} queries of the dashboard and of vLLM's have series")
+        print(f"{len(queries)} queries of the dashboard and of vLLM's have series")
         lint(served)
         expect("PagewireKvCacheSmall", "PagewireDeviceStarved", "PagewireQueueLong", "PagewireSpansDropped")
         with Client(served.nats) as client:

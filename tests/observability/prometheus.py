@@ -28,8 +28,8 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression now."""
-        found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
-        return found
+        series: list[dict[str, Any]] = self._get("query", query=expression)["result"]
+        return series
 
     def alerts(self) -> set[str]:
         """The names of the alerts that fire now."""

@@ -137,11 +137,11 @@ def test_a_wrong_type_is_refused_by_name(url: str, path: str) -> None:
 
 def types(schema: dict[str, Any]) -> set[str]:
     """Returns the types that a field may have; a number may be an integer."""
-    found = {kind for each in schema.get("anyOf", ()) for kind in types(each)}
+    kinds = {kind for each in schema.get("anyOf", ()) for kind in types(each)}
     if "enum" in schema:
-        found.add("string")
+        kinds.add("string")
     kind = schema.get("type", "object" if "$ref" in schema else "null")
-    return found | ({"integer", "number"} if kind == "number" else {kind})
+    return kinds | ({"integer", "number"} if kind == "number" else {kind})
 
 
 @pytest.mark.parametrize("path", VALID)

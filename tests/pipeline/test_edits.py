@@ -87,15 +87,15 @@ def expected(folder: Path, prompt: list[int], case: Case, count: int = TOKENS) -
 def prompts(name: str) -> dict[tuple[int, ...], list[int]]:
     """Prompts whose tokens no rounding decides in a case, with these tokens."""
     folder, case = checkpoint(FOLDER), CASES[name]
-    found: dict[tuple[int, ...], list[int]] = {}
+    pairs: dict[tuple[int, ...], list[int]] = {}
     for seed in range(20):
         prompt = [5 + (seed * 31 + place * place * 7) % 300 for place in range(4 + seed)]
         tokens, gap = expected(folder, prompt, case)
         if gap > GAP:
-            found[tuple(prompt)] = tokens
-        if len(found) == 2:
+            pairs[tuple(prompt)] = tokens
+        if len(pairs) == 2:
             break
-    return found
+    return pairs
 
 
 async def test_greedy_tokens_follow_the_edited_logits() -> None:
@@ -104,17 +104,17 @@ async def test_greedy_tokens_follow_the_edited_logits() -> None:
     settings = Settings(
         model=str(folder), dtype="float32", num_kv_blocks=20, block_size=4, max_model_len=70, log_level="error"
     )
-    wanted = [(case, *pair) for name, case in CASES.items() for pair in prompts(name).items()]
-    assert len(wanted) == 2 * len(CASES)
+    requests = [(case, *pair) for name, case in CASES.items() for pair in prompts(name).items()]
+    assert len(requests) == 2 * len(CASES)
     async with running(settings) as pipeline:
         greedy: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         results = await asyncio.gather(
             *(
                 pipeline.client.generate(list(prompt), SamplingParams(**greedy, **case.fields))
-                for case, prompt, _ in wanted
+                for case, prompt, _ in requests
             )
         )
-        for result, (case, _, tokens) in zip(results, wanted, strict=True):
+        for result, (case, _, tokens) in zip(results, requests, strict=True):
             assert result.choices[0].token_ids == tokens, case.fields
         await pipeline.until_idle()
         assert pipeline.load("scheduler")["preemptions"] > 0
@@ -149,14 +149,14 @@ async def test_a_beam_search_scores_the_edited_logits() -> None:
     """With one beam and no end of text it is the greedy search."""
     folder = checkpoint(FOLDER)
     settings = Settings(model=str(folder), dtype="float32", num_kv_blocks=64, log_level="error")
-    wanted = [(CASES[name], *pair) for name in ("all", "repetition_penalty") for pair in prompts(name).items()]
+    requests = [(CASES[name], *pair) for name in ("all", "repetition_penalty") for pair in prompts(name).items()]
     async with running(settings) as pipeline:
-        for case, prompt, tokens in wanted:
+        for case, prompt, tokens in requests:
             sampling = SamplingParams(beam_width=1, max_tokens=TOKENS, ignore_eos=True, **case.fields)
             result = await pipeline.client.generate(list(prompt), sampling)
             assert result.choices[0].token_ids == tokens
         allowed = range(40, 60)
         wide = SamplingParams(beam_width=3, n=3, max_tokens=8, ignore_eos=True, allowed_token_ids=[*allowed])
-        found = (await pipeline.client.generate([7, 8, 9], wide)).choices
-        assert all(token in allowed for choice in found for token in choice.token_ids)
-        assert len({tuple(choice.token_ids) for choice in found}) == 3
+        choices = (await pipeline.client.generate([7, 8, 9], wide)).choices
+        assert all(token in allowed for choice in choices for token in choice.token_ids)
+        assert len({tuple(choice.token_ids) for choice in choices}) == 3

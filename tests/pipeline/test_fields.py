@@ -38,8 +38,8 @@ FAR = 1e-3
 
 
 def logits(output: list[int]) -> Float64:
-    found: Float64 = reference_logits(FOLDER, PROMPT + output)[-1].double().numpy()
-    return found
+    row: Float64 = reference_logits(FOLDER, PROMPT + output)[-1].double().numpy()
+    return row
 
 
 def greedy(case: Case) -> list[int]:
@@ -243,7 +243,7 @@ def params(fields: dict[str, Any]) -> SamplingParams:
 class Answers:
     """Answers of a device to the requests of all fields."""
 
-    found: dict[str, Result]
+    results: dict[str, Result]
     refusals: dict[str, str]
     """Messages."""
 
@@ -267,12 +267,12 @@ async def ask(device: str, names: Sequence[str]) -> Answers:
                     await pipeline.client.generate(PROMPT, params(fields))
                 return raised.value.message
 
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(pipeline.client.generate(PROMPT, params(fields()[name].fields)) for name in names)
             )
-            refusals = await asyncio.gather(*(refusal(asked.wrong) for asked in fields().values()))
+            refusals = await asyncio.gather(*(refusal(field.wrong) for field in fields().values()))
             await pipeline.until_idle()
-    return Answers(dict(zip(names, found, strict=True)), dict(zip(fields(), refusals, strict=True)))
+    return Answers(dict(zip(names, results, strict=True)), dict(zip(fields(), refusals, strict=True)))
 
 
 @pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("cuda-full", marks=pytest.mark.full)])
@@ -283,7 +283,7 @@ async def answers(request: pytest.FixtureRequest) -> Answers:
 
 
 async def test_every_field_has_its_effect(answers: Answers) -> None:
-    for name, found in answers.found.items():
+    for name, found in answers.results.items():
         assert fields()[name].effect(found), name
 
 

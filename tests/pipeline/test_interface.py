@@ -135,19 +135,19 @@ async def test_the_verbs_beside_generate(client: Client) -> None:
     assert model["max_model_len"] == 96
     ids = (await ask(client, {"text": "The train"}, "pagewire.v1.tokenize.my_model_1"))["token_ids"]
     assert (await ask(client, {"token_ids": ids}, "pagewire.v1.detokenize.my_model_1"))["text"] == "The train"
-    found = []
+    names = []
     inbox = client.new_inbox()
     done = asyncio.Event()
 
     async def collect(message: Msg) -> None:
-        found.append(json.loads(message.data)["name"])
-        if len(found) >= 4:
+        names.append(json.loads(message.data)["name"])
+        if len(names) >= 4:
             done.set()
 
     await client.subscribe(inbox, cb=collect)
     await client.publish("$SRV.PING", b"", reply=inbox)
     await asyncio.wait_for(done.wait(), PATIENCE)
-    assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
+    assert sorted(names) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
 
 
 BAD_REQUESTS: list[tuple[Any, int, str]] = [

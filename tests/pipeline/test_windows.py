@@ -65,8 +65,8 @@ async def check(settings: Settings, expected: list[Case], beams: list[list[int]]
             for case, result in zip(expected, results, strict=True):
                 assert result.choices[0].token_ids == case.tokens
         search = SamplingParams(beam_width=WIDTH, n=len(beams), max_tokens=BEAM_TOKENS)
-        found = await pipeline.client.generate(expected[0].prompt, search)
-        assert [choice.token_ids for choice in found.choices] == beams
+        best = await pipeline.client.generate(expected[0].prompt, search)
+        assert [choice.token_ids for choice in best.choices] == beams
         await pipeline.until_idle()
         return pipeline.load("scheduler")
 

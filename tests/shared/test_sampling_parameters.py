@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from pagewire.kernels.cpu.build import record_header
-from pagewire.kernels.triton.sampling.sampling_columns import COLUMNS, SAMPLING_TENSORS
+from pagewire.kernels.triton.sampling.sampling_columns import COLUMNS
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY
 from pagewire.shared.sampling_parameters import PARAMETERS, RECORD, Parameter, record, unpack_record
+from tests.kernels.triton.ahead.tensors import SAMPLING_TENSORS
 
 ROOT = Path(__file__).parents[2]
 NOT_COUNTED = (":!tests", ":!docs", ":!bench", ":!tools", ":!*.md", ":!*.txt")

@@ -1,4 +1,4 @@
-"""What filters leave of a distribution, from sorting all of it in double precision, and parameters to try them with."""
+"""The filters of a distribution by sorting all of it in double precision, and parameters to try them with."""
 
 import math
 from collections.abc import Sequence

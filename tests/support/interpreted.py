@@ -13,13 +13,13 @@ from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.model_folder import max_model_len, read_config
 from pagewire.shared.settings.config import STEP_TOKENS, Settings
+from tests.support.host_runtime import HostRuntime
 
 
 def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:

@@ -32,9 +32,9 @@ def vocabulary(name: str) -> Vocabulary:
 
 def token_id(name: str, token: str) -> int:
     """The id of a token that is there."""
-    found = tokenizer(name).token_to_id(token)
-    assert found is not None
-    return found
+    number = tokenizer(name).token_to_id(token)
+    assert number is not None
+    return number
 
 
 @cache
@@ -50,8 +50,8 @@ def texts() -> list[str]:
 def hard_cases(name: str) -> list[tuple[list[int], str]]:
     """The ids of the hard strings for a tokenizer, and the texts that its library decodes them to."""
     cases = (DATA / "detokenization" / "cases_dev.jsonl").read_text().splitlines()
-    found = [json.loads(case)["tok"][name] for case in cases]
-    return [(case["ids"], case["decoded"]) for case in found]
+    answers = [json.loads(case)["tok"][name] for case in cases]
+    return [(case["ids"], case["decoded"]) for case in answers]
 
 
 def declarations() -> dict[str, str]:

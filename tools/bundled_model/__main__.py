@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pagewire.shared.models.model_folder import BUNDLED
 from tools.bundled_model.export import export
 from tools.bundled_model.measure import evaluate
-from tools.bundled_model.sample import sample
 from tools.bundled_model.train import train
-
-PROMPTS = ("Once upon a time", "Sherlock Holmes", "The little rabbit")
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -47,15 +44,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     command.add_argument("--window", type=int, default=1024, help="tokens the model sees at once")
     command.add_argument("--stride", type=int, default=512, help="tokens between two windows")
     command.add_argument("--threads", type=int, default=2)
-
-    command = commands.add_parser("sample", help="print continuations")
-    command.set_defaults(call=sample)
-    command.add_argument("prompts", nargs="*", default=list(PROMPTS))
-    command.add_argument("--model", default=BUNDLED)
-    command.add_argument("--tokens", type=int, default=100)
-    command.add_argument("--temperature", type=float, default=0.7)
-    command.add_argument("--threads", type=int, default=2)
-    command.add_argument("--seed", type=int, default=1)
     return parser.parse_args(argv)
 
 

@@ -8,25 +8,20 @@ step was in flight because no lease or plan had come.
 import argparse
 import asyncio
 import random
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.loads import sharegpt_lengths
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import closed_loop
-from pagewire.bench.shapes import write_folder
 from pagewire.shared.progress import shown
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
+from tools.experiments.simulated_stack import closed_loop
 
 SHAPE, DEVICE = "llama-3-8b", "sim:h100"
 MACHINE = "llama-3-8b on one h100"
 HEADER = "streams (simulated) | window | busy | waiting | tokens/s"
-WARM_UP = 5.0
-"""Seconds before anything is counted: all streams have begun."""
 _VOCABULARY = 8000
 
 
@@ -80,12 +75,8 @@ def table(runs: Sequence[Run]) -> list[str]:
 
 async def measure(window: int, streams: int, seconds: float) -> Run:
     """Runs a stack with this lease window under `streams` streams."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(SHAPE, Path(folder))
-        settings = Settings(
-            model=folder, device=DEVICE, nats_port=0, lease_window=window, max_num_seqs=streams, log_level="error"
-        )
-        counted, (executor,) = await closed_loop(settings, _talk, streams, WARM_UP, seconds)
+    settings = {"device": DEVICE, "lease_window": window, "max_num_seqs": streams}
+    counted, (executor,) = await closed_loop(SHAPE, _talk, streams, seconds, **settings)
     names = ("busy_s", "waiting_s", "steps", "rows", "sampled")
     return Run(window, streams, counted, *(executor[name] for name in names))
 

@@ -29,11 +29,11 @@ from pagewire.shared.telemetry import logs
 
 QUESTIONS = Path(__file__).parent / "data" / "mt_bench_question.jsonl"
 ANSWER_WITHIN = 600.0
-"""Seconds."""
+"""Seconds within which an answer must end."""
 WARM_UP = 2
 """Requests before anything is counted."""
 LEAST = 16
-"""Requests of a round at least, and two per client."""
+"""Least requests of a round, which has two per client."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Round:
     requests: int
     tokens: int
     ttft_ms: float
-    """Median."""
+    """Median milliseconds to the first text."""
     tpot_ms: float
-    """Median over the answers of more than one token."""
+    """Median milliseconds per token, over the answers of more than one token."""
     server: str = "pagewire"
-    """Whose answers they are."""
+    """Name of the server that answered."""
 
     @property
     def rate(self) -> float:
@@ -208,9 +208,9 @@ async def _measure(options: argparse.Namespace) -> list[Round]:
             for _, url in servers:
                 await drive(url, options.model, list(islice(questions, WARM_UP)), WARM_UP, 16, key)
             for _, clients in product(range(options.rounds), options.clients):
-                asked = _some(questions, clients, options.requests)
+                turn = _some(questions, clients, options.requests)
                 for name, url in servers:
-                    rounds.append(await drive(url, options.model, asked, clients, options.max_tokens, key, name))
+                    rounds.append(await drive(url, options.model, turn, clients, options.max_tokens, key, name))
     except* ConfigurationError as errors:
         raise errors.exceptions[0] from None
     return rounds

@@ -21,7 +21,7 @@ from pagewire.bench._common.output import add_output, markdown, spread, write
 from tools.experiments.chart import Points, chart
 from tools.experiments.simulation.figures import QUANTILES, mean
 from tools.experiments.simulation.pipeline import Trace
-from tools.experiments.simulation.service_level import FASTGEN, TIGHT, effective_throughput, throughput, token_intervals
+from tools.experiments.simulation.service_level import FASTGEN, effective_throughput, throughput, token_intervals
 from tools.experiments.simulation.systems import System, Variant, pipeline
 
 SYSTEM = System("llama-2-70b", "a100-80", 4, 4096)
@@ -30,7 +30,6 @@ CLIENTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 SEEDS = (42, 43, 44)
 COMPARED = 16
 """Clients whose figures the summary compares."""
-LEVELS = FASTGEN + TIGHT
 SPLITFUSE, PREFILL_FIRST = "SplitFuse", "prefill first"
 
 
@@ -85,8 +84,8 @@ def measure(clients: Sequence[int], budget: int, requests: int | None, jobs: int
     cells = [Cell(engine, *pair, c) for engine, pair, c in product((SPLITFUSE, PREFILL_FIRST), PAIRS, clients)]
     runs = [Run(cell, budget, requests or 4 * cell.clients + 32, seed) for cell in cells for seed in SEEDS]
     with ProcessPoolExecutor(jobs) as pool:
-        found = iter(pool.map(simulate, runs))
-        return {cell: [next(found) for _ in SEEDS] for cell in cells}
+        results = iter(pool.map(simulate, runs))
+        return {cell: [next(results) for _ in SEEDS] for cell in cells}
 
 
 def simulate(run: Run) -> dict[str, float]:
@@ -98,7 +97,7 @@ def simulate(run: Run) -> dict[str, float]:
         "latency": float(np.mean([request.latency for request in requests])),
         "ttft": float(np.mean([request.ttft for request in requests])),
         **{f"itl_{name}": float(np.percentile(intervals, q)) for name, q in QUANTILES.items()},
-        **{level.name: effective_throughput(requests, level) for level in LEVELS},
+        **{level.name: effective_throughput(requests, level) for level in FASTGEN},
     }
 
 
@@ -145,8 +144,8 @@ def ratios(cells: Cells) -> list[list[str]]:
     """
     level = FASTGEN[1].name
     measures: list[Callable[[Curve], float]] = [
-        lambda curve: max(found["throughput"] for found in curve.values()),
-        lambda curve: max(found[level] for found in curve.values()),
+        lambda curve: max(point["throughput"] for point in curve.values()),
+        lambda curve: max(point[level] for point in curve.values()),
         lambda curve: 1 / curve[COMPARED]["itl_p95"],
         lambda curve: curve[COMPARED][level],
     ]

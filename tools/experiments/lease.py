@@ -43,7 +43,7 @@ class Run:
 
     @property
     def median_ms(self) -> float:
-        """Median time to the first token."""
+        """Median milliseconds to the first token."""
         return statistics.median(self.first_token_ms)
 
 

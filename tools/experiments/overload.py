@@ -21,7 +21,7 @@ import numpy as np
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import processes
+from pagewire.bench._common.stack import resident_bytes
 from pagewire.bench.shapes import write_folder
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, PagewireError
@@ -46,12 +46,12 @@ class Sent:
 
     at: float
     first: float | None = None
-    """When its first token came."""
+    """Seconds until its first token came."""
     ended: float | None = None
-    """When its last token came."""
+    """Seconds until its last token came."""
     refused: float | None = None
-    """When the refusal came."""
-    told: float = 0.0
+    """Seconds until the refusal came."""
+    retry_after: float = 0.0
     """Seconds after which the refused client should come back."""
     error: str = ""
     """Kind of any other error."""
@@ -59,7 +59,7 @@ class Sent:
 
 @dataclass
 class Figures:
-    """One run."""
+    """Results of one run."""
 
     factor: float
     seconds: float
@@ -77,7 +77,7 @@ class Figures:
     refusals_ms: list[float]
     """Milliseconds from request to refusal."""
     ratios: list[float]
-    """Time told to each refused client / the wait that it would have had."""
+    """`retry_after` of each refused client / the wait that it would have had."""
     errors: dict[str, int]
     """Number of other errors by kind."""
     memory: dict[str, list[float]]
@@ -134,9 +134,9 @@ def summary(run: Figures) -> list[str]:
     """Returns a table of one line for the page of all benchmarks."""
     header = "simulated | admitted, P99 against steady | refused | retry_after told / wait, P1–P99 | expired | probe, s"
     slower = _percentile(run.latencies, 99) / _percentile(run.steady, 99)
-    told = f"{_percentile(run.ratios, 1):.2f}–{_percentile(run.ratios, 99):.2f}"
+    ratios = f"{_percentile(run.ratios, 1):.2f}–{_percentile(run.ratios, 99):.2f}"
     expired = run.errors.get(DeadlineExceeded.kind, 0)
-    row = f"{len(run.latencies)}, {slower:.2f} | {len(run.refusals_ms)} | {told} | {expired} | {run.probe:.1f}"
+    row = f"{len(run.latencies)}, {slower:.2f} | {len(run.refusals_ms)} | {ratios} | {expired} | {run.probe:.1f}"
     return markdown(header, [f"{run.factor:g}x for {run.seconds:.0f} s | {row}"])
 
 
@@ -183,7 +183,7 @@ def ratios(sent: Sequence[Sent]) -> Iterator[float]:
     for each in sent:
         following = bisect_left(admitted, (each.at, 0.0))
         if each.refused is not None and following < len(admitted):
-            yield each.told / (admitted[following][1] - each.at)
+            yield each.retry_after / (admitted[following][1] - each.at)
 
 
 async def _steady_state(client: AsyncClient, streams: int, seconds: float) -> tuple[list[float], float]:
@@ -217,7 +217,7 @@ async def _overload(
     chance = random.Random(0)
     requests: list[Sent] = []
     began = time.monotonic()
-    sizes = [_resident()]
+    sizes = [resident_bytes()]
 
     async def send(sent: Sent, prompt: list[int], sampling: SamplingParams) -> None:
         try:
@@ -226,7 +226,7 @@ async def _overload(
             sent.ended = time.monotonic() - began
         except Overloaded as error:
             sent.refused = time.monotonic() - began
-            sent.told = (error.retry_after_ms or 0) / 1000
+            sent.retry_after = (error.retry_after_ms or 0) / 1000
         except PagewireError as error:
             sent.error = getattr(error, "kind", type(error).__name__)
 
@@ -235,12 +235,12 @@ async def _overload(
         while (due := due + chance.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, began + due - time.monotonic()))
             if due > len(sizes) * seconds / SAMPLES:
-                sizes.append(_resident())
+                sizes.append(resident_bytes())
             requests.append(Sent(time.monotonic() - began))
             tasks.create_task(send(requests[-1], _prompt(chance), _sampling(chance)))
-        sizes.append(_resident())
+        sizes.append(resident_bytes())
         probe = await _probe(client, chance)
-    memory = {name: _rounded(size[name] for size in sizes if name in size) for name in sizes[0]}
+    memory = {name: _rounded(size[name] / 2**20 for size in sizes if name in size) for name in sizes[0]}
     return requests, memory, probe
 
 
@@ -262,16 +262,6 @@ def _prompt(chance: random.Random) -> list[int]:
 
 def _sampling(chance: random.Random) -> SamplingParams:
     return SamplingParams(max_tokens=chance.randint(*OUTPUTS), ignore_eos=True)
-
-
-def _resident() -> dict[str, float]:
-    """Returns the resident memory in MiB of each process of the stack."""
-    sizes: dict[str, float] = {}
-    for name, folder in processes():
-        lines = (folder / "status").read_text().splitlines()
-        kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-        sizes[name] = sizes.get(name, 0.0) + kib / 1024
-    return sizes
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

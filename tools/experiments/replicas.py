@@ -6,18 +6,15 @@ the same number of clients, which always have a request open. Tokens are those t
 
 import argparse
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import closed_loop
-from pagewire.bench.shapes import write_folder
 from pagewire.shared.progress import shown
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
+from tools.experiments.simulated_stack import closed_loop
 
 SHAPE, DEVICE, DEGREE = "llama-2-70b", "sim:a100-80", 4
 MACHINE = "llama-2-70b on 4 x a100-80"
@@ -26,8 +23,6 @@ PROMPT = 100
 """Tokens of a prompt; no two are alike."""
 OUTPUT = 256
 """Tokens of an answer."""
-WARM_UP = 5.0
-"""Seconds before anything is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class Run:
 
     replicas: int
     streams: int
-    """In all."""
+    """Streams of all replicas together."""
     seconds: float
     sampled: list[float]
     """Tokens per replica."""
@@ -78,17 +73,8 @@ def table(runs: Sequence[Run]) -> list[str]:
 
 async def measure(replicas: int, streams: int, seconds: float) -> Run:
     """Runs a stack of `replicas` replicas under `streams` streams for each."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(SHAPE, Path(folder))
-        settings = Settings(
-            model=folder,
-            device=DEVICE,
-            tensor_parallel_size=DEGREE,
-            data_parallel_size=replicas,
-            nats_port=0,
-            log_level="error",
-        )
-        counted, executors = await closed_loop(settings, _talk, replicas * streams, WARM_UP, seconds)
+    settings = {"device": DEVICE, "tensor_parallel_size": DEGREE, "data_parallel_size": replicas}
+    counted, executors = await closed_loop(SHAPE, _talk, replicas * streams, seconds, **settings)
     return Run(replicas, replicas * streams, counted, [executor["sampled"] for executor in executors])
 
 

@@ -69,10 +69,10 @@ def filled(page: str, tables: Mapping[str, Callable[[], list[str]]]) -> str:
 
 def origin(file: Path) -> str:
     """Returns a sentence that names a raw file, and how, where and when it was made."""
-    found = json.loads(file.read_text())
+    raw = json.loads(file.read_text())
     return (
-        f"[{file.name}](../bench/results/{file.name}): `{found['command']}`, {found['machine']}, "
-        f"commit {found['commit']}, {found['date']}."
+        f"[{file.name}](../bench/results/{file.name}): `{raw['command']}`, {raw['machine']}, "
+        f"commit {raw['commit']}, {raw['date']}."
     )
 
 
@@ -87,7 +87,7 @@ def _sourced(pattern: str, table: Callable[[], list[str]]) -> Callable[[], list[
 
 
 def _read(kind: Callable[..., Run], pattern: str) -> list[Run]:
-    """Returns the same as objects."""
+    """Returns the runs of all raw files whose names match, as objects of a class."""
     return [kind(**run) for run in _runs(pattern)]
 
 
@@ -116,9 +116,9 @@ def _features() -> list[str]:
 
 
 def _structured() -> list[str]:
-    found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("structured*.json"))]
-    outputs = [structured.Outputs(**one) for run in found for one in run["outputs"]]
-    times = [structured.Times(**one) for run in found for one in run["times"]]
+    files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("structured*.json"))]
+    outputs = [structured.Outputs(**one) for run in files for one in run["outputs"]]
+    times = [structured.Times(**one) for run in files for one in run["times"]]
     return [*structured.output_table(outputs), "", *structured.time_table(times)]
 
 
@@ -243,11 +243,11 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "gpu-profile": _sourced("gpu-h200.json", lambda: _gpu("profile")),
     "gpu-load": _sourced("gpu-load-h200.json", lambda: _gpu("load")),
 }
-"""By the names in the marks."""
+"""Tables by the names in their marks."""
 PICTURES: Mapping[str, Callable[[], str]] = {
     "fastgen-2600-60": lambda: fastgen.curves(_fastgen(), 2600, 60),
     "ablation-llama-3-8b": lambda: ablation.window_chart(_ablation(), SMALL_MODEL),
     "ablation-llama-3-70b": lambda: ablation.window_chart(_ablation(), LARGE_MODEL),
     "sim": lambda: sim.curve(_read(sim.Figures, "sim.json")),
 }
-"""By the names of the files."""
+"""Pictures by the names of their files."""

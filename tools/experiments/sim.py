@@ -38,27 +38,27 @@ class Load:
     """The load of a run."""
 
     clients: int
-    """Per replica."""
+    """Clients per replica."""
     think: float
     """Mean seconds between an answer and the next question."""
     seconds: float
-    """Counted time."""
+    """Seconds that are counted."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run."""
+    """Results of one run."""
 
     replicas: int
     clients: int
-    """Per replica."""
+    """Clients per replica."""
     tokens_per_s: float
-    """Generated tokens."""
+    """Generated tokens per second."""
     ttft_p50: float
-    """Seconds."""
+    """Seconds to the first token."""
     ttft_p99: float
-    """Seconds."""
+    """Seconds to the first token."""
     hit_rate: float
     """Share of the prompts' tokens that were cached."""
     large_hit_rate: float
@@ -193,8 +193,8 @@ def curve(runs: Sequence[Figures]) -> str:
     """Draws throughput by number of replicas, and the throughput of a fleet that scales perfectly."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for clients, group in groupby(runs, key=lambda run: run.clients):
-        found = list(group)
-        one = found[0].tokens_per_s / found[0].replicas
-        lines[f"{clients} clients each"] = [(run.replicas, run.tokens_per_s) for run in found]
-        lines[f"perfect, {clients}"] = [(run.replicas, run.replicas * one) for run in found]
+        group_runs = list(group)
+        one = group_runs[0].tokens_per_s / group_runs[0].replicas
+        lines[f"{clients} clients each"] = [(run.replicas, run.tokens_per_s) for run in group_runs]
+        lines[f"perfect, {clients}"] = [(run.replicas, run.replicas * one) for run in group_runs]
     return chart(f"{SYSTEM.name} each, simulated", "replicas", "output tokens/s", lines)

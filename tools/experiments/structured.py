@@ -8,7 +8,6 @@ decode side by side, once all without a grammar and once with 16 that have one; 
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench._common.stack import counters, processes
+from pagewire.bench._common.stack import counters, cpu_seconds
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import InvalidRequest, PagewireError, Unavailable
 from pagewire.shared.messages.client import Choice
@@ -35,9 +34,9 @@ RANDOM = "random weights"
 CLOSING = {'"': 11.0, "}": 6.0, "]": 6.0}
 """Biases of the model with random weights, which would hardly ever end a string otherwise."""
 TOKENS = 160
-"""Most tokens of an output."""
+"""Maximum tokens of an output."""
 PATIENCE = 5
-"""Times that a request is sent again."""
+"""Maximum times that a request is sent again."""
 ROWS, STRUCTURED = 64, 16
 STEADY = 128
 """Tokens of each row whose times are taken."""
@@ -110,8 +109,8 @@ def main(arguments: list[str]) -> int:
         options.output,
         parser.prog,
         arguments,
-        outputs=[asdict(found) for found in outputs],
-        times=[asdict(found) for found in times],
+        outputs=[asdict(each) for each in outputs],
+        times=[asdict(each) for each in times],
     )
     return 0
 
@@ -121,9 +120,9 @@ def output_table(outputs: Sequence[Outputs]) -> list[str]:
     return markdown(
         "model | schemas | compile | ended by themselves | of these valid | steps per token",
         (
-            f"{found.model} | {found.schemas} | {found.compiled} ({found.compiled / found.schemas:.1%})"
-            f" | {found.ended} | {found.valid} | {f'{found.rows / found.tokens:.2f}' if found.tokens else ''}"
-            for found in outputs
+            f"{each.model} | {each.schemas} | {each.compiled} ({each.compiled / each.schemas:.1%})"
+            f" | {each.ended} | {each.valid} | {f'{each.rows / each.tokens:.2f}' if each.tokens else ''}"
+            for each in outputs
         ),
     )
 
@@ -134,9 +133,9 @@ def time_table(times: Sequence[Times]) -> list[str]:
     return markdown(
         "rows | mean ms per token | median | against 64 plain rows | CPU ms per token of the batch",
         (
-            f"{found.rows} | {statistics.mean(found.mean_ms):.2f} | {statistics.mean(found.median_ms):.2f}"
-            f" | {statistics.mean(found.mean_ms) / first:.3f} | {statistics.mean(found.cpu_ms):.3f}"
-            for found in times
+            f"{each.rows} | {statistics.mean(each.mean_ms):.2f} | {statistics.mean(each.median_ms):.2f}"
+            f" | {statistics.mean(each.mean_ms) / first:.3f} | {statistics.mean(each.cpu_ms):.3f}"
+            for each in times
         ),
     )
 
@@ -166,7 +165,11 @@ def _stack(model: str) -> Stack:
 
 async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], *, compact: bool, **fields: Any) -> Outputs:
     """Asks for a text of each schema, `ROWS` at a time."""
-    found, refused, began = Outputs(name + ", no whitespace" * compact, len(schemas)), Counter[str](), time.monotonic()
+    results, refused, began = (
+        Outputs(name + ", no whitespace" * compact, len(schemas)),
+        Counter[str](),
+        time.monotonic(),
+    )
     turn = asyncio.Semaphore(ROWS)
 
     async def one(client: AsyncClient, number: int, name: str, schema: dict[str, Any]) -> None:
@@ -179,16 +182,16 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], *, compac
                 refused[error.message.partition("cannot be compiled: ")[2].split("\n")[0][:60]] += 1
                 return
             except PagewireError as error:
-                found.failed[name] = str(error)
+                results.failed[name] = str(error)
                 return
-        found.compiled += 1
-        found.tokens += len(choice.token_ids)
+        results.compiled += 1
+        results.tokens += len(choice.token_ids)
         if choice.finish_reason == "stop":
-            found.ended += 1
+            results.ended += 1
             if _is_valid(choice.text, schema):
-                found.valid += 1
+                results.valid += 1
             else:
-                found.invalid.append(name)
+                results.invalid.append(name)
 
     address = await stack.ready()
     (before,) = await counters(address.nats)
@@ -196,10 +199,10 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], *, compac
         for number, line in enumerate(schemas):
             tasks.create_task(one(client, number, line["name"], line["schema"]))
     (after,) = await counters(address.nats)
-    found.rows = after["rows"] - before["rows"]
-    found.refused = dict(refused.most_common())
-    found.seconds = round(time.monotonic() - began, 1)
-    return found
+    results.rows = after["rows"] - before["rows"]
+    results.refused = dict(refused.most_common())
+    results.seconds = round(time.monotonic() - began, 1)
+    return results
 
 
 async def _patiently(client: AsyncClient, prompt: str, sampling: SamplingParams) -> Choice:
@@ -227,26 +230,19 @@ async def _times(stack: Stack, turns: int) -> list[Times]:
     async with AsyncClient(address.nats) as client:
         await _batch(client, STRUCTURED)  # compiles the grammar
         for _ in range(turns):
-            before = _cpu_ms()
-            _note(plain, await _batch(client, 0), _cpu_ms() - before)
-            before = _cpu_ms()
+            before = cpu_seconds()["executor"]
+            _note(plain, await _batch(client, 0), cpu_seconds()["executor"] - before)
+            before = cpu_seconds()["executor"]
             rows = await _batch(client, STRUCTURED)
-            used = _cpu_ms() - before
+            used = cpu_seconds()["executor"] - before
             _note(structured, rows[:STRUCTURED], used)
             _note(beside, rows[STRUCTURED:], used)
     return [plain, beside, structured]
 
 
-def _cpu_ms() -> float:
-    """Returns the milliseconds of CPU time that the executor has used."""
-    (folder,) = (folder for name, folder in processes() if name == "executor")
-    used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, used)) * 1e3 / os.sysconf("SC_CLK_TCK")
-
-
-def _note(times: Times, rows: list[list[float]], cpu_ms: float) -> None:
+def _note(times: Times, rows: list[list[float]], cpu_s: float) -> None:
     """Adds the milliseconds between the tokens of some rows, and what their batch cost."""
-    times.cpu_ms.append(cpu_ms / (ROWS * STEADY))
+    times.cpu_ms.append(cpu_s * 1e3 / (ROWS * STEADY))
     gaps = [(after - before) * 1e3 for row in rows for before, after in pairwise(row)]
     times.mean_ms.append(statistics.mean(gaps))
     times.median_ms.append(statistics.median(gaps))

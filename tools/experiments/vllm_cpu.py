@@ -9,16 +9,14 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pagewire.bench._common.output import add_output, markdown, spread, write
 from tools.experiments.vllm.inputs import MODELS, write_model, write_prompts
-from tools.experiments.vllm.servers import COMMON, QUIET, free_port, server
+from tools.experiments.vllm.servers import QUIET, executable, turns
 
 MEASURES: Mapping[str, str] = {
     "output_throughput": "tokens/s",
@@ -32,14 +30,14 @@ LEAST = 20
 """Smallest number of requests of a run, which has two per client."""
 
 Figures = dict[str, float]
-Found = dict[str, dict[int, list[Figures]]]
+Rounds = dict[str, dict[int, list[Figures]]]
 """The rounds of both sides, by clients."""
 
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="python -m tools.experiments vllm_cpu", description=__doc__)
-    parser.add_argument("vllm", type=Path, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
+    parser.add_argument("vllm", type=executable, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
     parser.add_argument("--model", choices=MODELS, default="nano", help="shape; weights are random")
     lengths = "INxOUT random tokens, or sharegpt: lengths of conversations"
     parser.add_argument("--prompts", type=_prompts, default="200x180", help=lengths)
@@ -48,23 +46,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     add_output(parser)
     options = parser.parse_args(arguments)
-    if not os.access(options.vllm, os.X_OK):
-        print(f"vllm_cpu: {options.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
-        return 2
     with tempfile.TemporaryDirectory() as name:
-        found, starts = _measure(options, Path(name))
-    print("\n".join(table(found)))
+        figures, starts = _measure(options, Path(name))
+    print("\n".join(table(figures)))
     print("ready after seconds: " + ", ".join(f"{side} {statistics.median(s):.1f}" for side, s in starts.items()))
     run = {"model": options.model, "prompts": options.prompts, "temperature": options.temperature}
-    write(options.output, parser.prog, arguments, runs=[run | {"figures": found, "ready": starts}])
+    write(options.output, parser.prog, arguments, runs=[run | {"figures": figures, "ready": starts}])
     return 0
 
 
-def table(found: Mapping[str, Mapping[int, list[Figures]]]) -> list[str]:
+def table(figures: Mapping[str, Mapping[int, list[Figures]]]) -> list[str]:
     """Returns the medians of both sides and their ratios by number of clients, in Markdown."""
     rows = []
-    for clients in found["pagewire"]:
-        medians = {side: _medians(runs[clients]) for side, runs in found.items()}
+    for clients in figures["pagewire"]:
+        medians = {side: _medians(runs[clients]) for side, runs in figures.items()}
         ratios = (f"{_ratio(key, medians['pagewire'], medians['vllm']):.2f}x" for key in MEASURES)
         for side, values in medians.items():
             rows.append(" | ".join([str(clients), side, *(f"{value:.2f}" for value in values.values())]))
@@ -88,8 +83,8 @@ def comparison(runs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
 
 def headline(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the ratios of throughput in one line, by model and from few clients to many."""
-    found = {_label(run): _ratios(run, "output_throughput").values() for run in runs}
-    return "; ".join(f"{name}: {' / '.join(f'{ratio:.1f}' for ratio, _ in ratios)}" for name, ratios in found.items())
+    by_run = {_label(run): _ratios(run, "output_throughput").values() for run in runs}
+    return "; ".join(f"{name}: {' / '.join(f'{ratio:.1f}' for ratio, _ in ratios)}" for name, ratios in by_run.items())
 
 
 def _label(run: Mapping[str, Any]) -> str:
@@ -116,28 +111,23 @@ def _ratio(key: str, ours: Figures, theirs: Figures) -> float:
     return ours[key] / theirs[key] if key == "output_throughput" else theirs[key] / ours[key]
 
 
-def _measure(options: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, list[float]]]:
+def _measure(options: argparse.Namespace, folder: Path) -> tuple[Rounds, dict[str, list[float]]]:
     """Returns the figures of both sides by clients, and the seconds until each was ready; who goes first alternates."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
     write_model(options.model, model)
     write_prompts(prompts, PROMPTS)
-    commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"], "vllm": [str(options.vllm), "serve"]}
-    found: Found = {side: {c: [] for c in options.clients} for side in commands}
-    starts: dict[str, list[float]] = {side: [] for side in commands}
-    for turn in range(options.rounds):
-        for side in list(commands)[:: -1 if turn % 2 else 1]:
-            port = free_port()
-            command = [*commands[side], str(model), "--port", str(port), *chain.from_iterable(COMMON.items())]
-            with server(command, port, folder / "log") as seconds:
-                starts[side].append(seconds)
-                address = f"http://127.0.0.1:{port}"
-                load = [str(options.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
-                _drive([*load, *_random("32x8")], 4, 8, options.temperature)  # nobody is measured cold
-                dataset = _conversations(prompts) if options.prompts == "sharegpt" else _random(options.prompts)
-                for clients in options.clients:
-                    count = max(2 * clients, LEAST)
-                    found[side][clients].append(_drive([*load, *dataset], clients, count, options.temperature))
-    return found, starts
+    figures: Rounds = {side: {clients: [] for clients in options.clients} for side in ("pagewire", "vllm")}
+    starts: dict[str, list[float]] = {side: [] for side in figures}
+    for side, port, seconds in turns(options.vllm, model, options.rounds, folder / "log"):
+        starts[side].append(seconds)
+        address = f"http://127.0.0.1:{port}"
+        load = [str(options.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
+        _drive([*load, *_random("32x8")], 4, 8, options.temperature)  # nobody is measured cold
+        dataset = _conversations(prompts) if options.prompts == "sharegpt" else _random(options.prompts)
+        for clients in options.clients:
+            count = max(2 * clients, LEAST)
+            figures[side][clients].append(_drive([*load, *dataset], clients, count, options.temperature))
+    return figures, starts
 
 
 def _prompts(text: str) -> str:

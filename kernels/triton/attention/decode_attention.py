@@ -1,4 +1,4 @@
-"""Attention of decodes and verify tokens. Several programs share a context, as `plan_splits` has decided.
+"""Attention of rows with few queries, such as decodes. Several programs share a context, as `plan_splits` has decided.
 
 Source: Flash-Decoding (Dao et al., 2023).
 """
@@ -10,13 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
-from pagewire.kernels.gpu_arch import current, is_wide, parts_with
+from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.kernels.gpu_arch import current, is_wide
 from pagewire.kernels.triton.attention.attend import add_sink, attend
 from pagewire.kernels.triton.attention.join_splits import join_splits, splits_at_a_time
 from pagewire.kernels.triton.attention.plan_splits import most_items, plan_splits
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
 
 
@@ -39,7 +39,6 @@ def split_attention_kernel(
     sinks: tl.tensor,
     table_width: tl.int32,
     scale: tl.float32,
-    value_scale: tl.float32,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -113,7 +112,7 @@ def split_attention_kernel(
         sink = tl.load(sinks + head, mask=live, other=0.0)
         sink = tl.where(item == first_item, sink, float("-inf"))  # in one of the splits
         accumulator, maximum, total = add_sink(accumulator, maximum, total, sink)
-    result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
+    result = accumulator * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
     value_dims = tl.arange(0, VALUE_PADDED)
     real = live[:, None] & (value_dims < VALUE_SIZE)[None, :]
     if splits == 1:
@@ -237,8 +236,7 @@ def split_attention(
         plan.counters,
         sinks,
         batch.block_tables.stride(0),
-        layer.scale * layer.key_scale,
-        layer.value_scale,
+        layer.scale,
         KV_HEADS=layer.kv_heads,
         GROUP=layer.group,
         HEAD_SIZE=layer.head_size,
@@ -252,29 +250,3 @@ def split_attention(
         **plan.sizes,
         **launch_options(),
     )
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    forms = []
-    for shape in SHAPES:
-        layer, cached = shape.layer, 1 if shape.cache.startswith("fp8") else shape.itemsize
-        parts_of: dict[tuple[tuple[str, int], ...], list[int]] = {}
-        for part in parts_with(shape.cache):
-            parts_of.setdefault(tuple(tiling(layer, shape.itemsize, cached, part).items()), []).append(part)
-        for sizes, parts in parts_of.items():
-            constants = {name: size for name, size in sizes if name.isupper()}
-            joined = splits_at_a_time(layer.group, layer.value_head_size)
-            integers = dict.fromkeys(("item_rows", "cu_splits", "split_size", "counters"), "i32")
-            forms.append(
-                Configuration(
-                    name=f"{shape.name}, tiles of {constants['TILE']}",
-                    kernel=split_attention_kernel,
-                    tensors={**TENSORS, **shape.tensors, "partial": "fp32", "logsum": "fp32", **integers},
-                    constants={**shape.constants, **constants, "JOINED": joined},
-                    options={name: size for name, size in sizes if name.islower()},
-                    spills=False,
-                    parts=tuple(parts),
-                )
-            )
-    return forms

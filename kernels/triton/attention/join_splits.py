@@ -1,6 +1,5 @@
 """Joins the partial results of a context that several programs shared."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -68,18 +67,3 @@ def join_splits(  # type: ignore[no-untyped-def]
 def splits_at_a_time(group: int, size: int) -> int:
     """Returns how many splits a program reads at a time, for `group` heads of `size` numbers."""
     return int(min(MOST_SPLITS, max(1, NUMBERS // (triton.next_power_of_2(size) * triton.next_power_of_2(group)))))
-
-
-def reference(
-    partial: torch.Tensor, logsum: torch.Tensor, cu_splits: torch.Tensor, cu_queries: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """Returns `out` after `join_splits` of all rows, in float64. Rows with less than two splits are not joined."""
-    result = out.double()
-    for row in range(len(cu_queries) - 1):
-        begin, end = cu_splits[row : row + 2].tolist()
-        first, last = cu_queries[row : row + 2].tolist()
-        if end - begin > 1 and last > first:
-            weights = torch.exp2(logsum[begin:end, : last - first].double())
-            weighted = (partial[begin:end, : last - first].double() * weights[..., None]).sum(0)
-            result[first:last] = weighted / weights.sum(0).clamp(min=1e-300)[..., None]
-    return result

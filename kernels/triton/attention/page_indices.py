@@ -1,13 +1,11 @@
 """Lists the blocks of a step's rows one after the other, as attention reads them that knows no block tables."""
 
-from itertools import pairwise
-
 import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.attention_layer import TENSORS, Batch
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.attention_layer import Batch
+from pagewire.kernels.triton.jit import jit
 
 BLOCK = 1024
 
@@ -63,21 +61,3 @@ def page_indices(
         BLOCK_SIZE=block_size,
         BLOCK=BLOCK,
     )
-
-
-def reference(batch: Batch, starts: list[int], window: int, dummy: int, block_size: int) -> list[int]:
-    """Returns what `page_indices` writes."""
-    found = []
-    for row, (first, last) in enumerate(pairwise(starts)):
-        length, queries = int(batch.lengths[row]), int(batch.cu_queries[row + 1] - batch.cu_queries[row])
-        least = max(length - queries - window + 1, 0) if window else 0
-        for entry in range(last - first):
-            place = max(entry, least // block_size)
-            found.append(int(batch.block_tables[batch.slots[row], place]) if length else dummy)
-    return found
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    tensors = {**TENSORS, "indices": "i32", "starts": "i32"}
-    return [Configuration("any rows", page_indices_kernel, tensors, {"BLOCK_SIZE": 16, "BLOCK": BLOCK})]

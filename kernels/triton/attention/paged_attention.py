@@ -3,18 +3,16 @@
 Source: the unified kernel of vLLM (`triton_unified_attention`) for the packing of grouped heads and the grid bound.
 """
 
-from itertools import product
-
 import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.gpu_arch import current, is_wide
 from pagewire.kernels.triton.attention.attend import add_sink, attend
 from pagewire.kernels.triton.attention.find_row import find_row
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 
 @jit
@@ -31,7 +29,6 @@ def paged_attention_kernel(
     table_width: tl.int32,
     rows: tl.int32,
     scale: tl.float32,
-    value_scale: tl.float32,
     minimum: tl.int32,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -100,7 +97,7 @@ def paged_attention_kernel(
     )
     if sinks is not None:
         accumulator, _, total = add_sink(accumulator, maximum, total, tl.load(sinks + head, mask=live, other=0.0))
-    result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
+    result = accumulator * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
     value_dims = tl.arange(0, VALUE_PADDED)
     real = live[:, None] & (value_dims < VALUE_SIZE)[None, :]
     tl.store(out + lane[:, None] * VALUE_SIZE + value_dims[None, :], result.to(out.dtype.element_ty), mask=real)
@@ -162,8 +159,7 @@ def paged_attention(
         sinks,
         batch.block_tables.stride(0),
         rows,
-        layer.scale * layer.key_scale,
-        layer.value_scale,
+        layer.scale,
         minimum,
         KV_HEADS=layer.kv_heads,
         GROUP=layer.group,
@@ -177,61 +173,3 @@ def paged_attention(
         **sizes,
         **launch_options(),
     )
-
-
-def reference(
-    layer: Attention,
-    batch: Batch,
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Returns `paged_attention` in float64 [cu_queries[-1], heads, value_head_size]."""
-    cu, device = batch.cu_queries.tolist(), query.device
-    out = torch.zeros(cu[-1], layer.heads, layer.value_head_size, dtype=torch.float64, device=device)
-    for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
-        first, last = cu[row], cu[row + 1]
-        if length == 0 or first == last:
-            continue
-        blocks = batch.block_tables[slot, : triton.cdiv(length, key_cache.shape[2])].long()
-
-        def gather(
-            cache: torch.Tensor, scale: float, blocks: torch.Tensor = blocks, length: int = length
-        ) -> torch.Tensor:
-            heads = cache[blocks].double().transpose(0, 1).flatten(1, 2)[:, :length] * scale
-            return heads.repeat_interleave(layer.group, 0)
-
-        scores = query[first:last].double().transpose(0, 1) @ gather(key_cache, layer.key_scale).mT * layer.scale
-        if layer.soft_cap:
-            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        positions = torch.arange(length, device=device)
-        distance = positions[length - (last - first) :, None] - positions
-        hidden = (distance < 0) | (distance >= (layer.window or length))
-        if layer.chunk:
-            hidden |= positions < positions[length - (last - first) :, None] // layer.chunk * layer.chunk
-        scores.masked_fill_(hidden, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, last - first, 1)), dim=-1)
-        weights = scores.softmax(-1)[..., :length]
-        out[first:last] = (weights @ gather(value_cache, layer.value_scale)).transpose(0, 1)
-    return out
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    for shape, wide in product(SHAPES, (True, False)):
-        sizes = tiling(shape.layer, shape.itemsize, wide=wide)
-        found.append(
-            Configuration(
-                name=f"{shape.name}{'' if wide else ', small tiles'}",
-                kernel=paged_attention_kernel,
-                tensors={**TENSORS, **shape.tensors},
-                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
-                options={key: size for key, size in sizes.items() if key.islower()},
-                spills=False,
-                parts=shape.parts(wide=wide),
-            )
-        )
-    return found

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 CANDIDATES: tl.constexpr = tl.constexpr(32)
 FEWEST = 64
@@ -24,22 +24,6 @@ def capacity(multiprocessors: int, kv_heads: int) -> int:
 def most_items(rows: int, capacity: int) -> int:
     """Returns the maximum work items per KV head of a plan, which is the size of grids and of partial results."""
     return rows + 4 * capacity
-
-
-def split_tiles(tiles: list[int], capacity: int) -> int:
-    """Returns the tiles per work item that minimise the time of a step, given the tiles of each sequence's context.
-
-    Tries item sizes from the smallest that `most_items` allows upwards. The cost of a size is the number of waves of
-    `capacity` items times the length of an item, plus one tile per item for its start and its part of the reduction.
-    """
-    smallest = max(1, -(-sum(tiles) // (4 * capacity)))
-    step = max(1, smallest // 8)
-
-    def cost(size: int) -> int:
-        items = sum(-(-count // size) for count in tiles)
-        return -(-items // capacity) * (min(size, max(tiles, default=1)) + 1)
-
-    return min((smallest + candidate * step for candidate in range(int(CANDIDATES.value))), key=cost)
 
 
 @jit
@@ -122,30 +106,3 @@ def plan_splits(
         window,
         ROWS=max(FEWEST, triton.next_power_of_2(rows)),
     )
-
-
-def reference(
-    lengths: torch.Tensor, cu_queries: torch.Tensor, capacity: int, limit: int, tile: int, window: int
-) -> tuple[torch.Tensor, int]:
-    """Returns `cu_splits` and `split_size` of `plan_splits`."""
-    tiles = []
-    for length, queries in zip(lengths.tolist(), cu_queries.diff().tolist(), strict=True):
-        begin = max(length - queries - window + 1, 0) // tile * tile if window else 0
-        tiles.append(max(1, -(-(length - begin) // tile)) if 0 < queries <= limit else 0)
-    size = split_tiles(tiles, capacity)
-    splits = torch.tensor([0] + [-(-count // size) for count in tiles])
-    return splits.cumsum(0).int(), size
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    return [
-        Configuration(
-            name=f"{rows} rows",
-            kernel=plan_splits_kernel,
-            tensors=dict.fromkeys(("item_rows", "cu_splits", "split_size", "lengths", "cu_queries"), "i32"),
-            constants={"ROWS": rows},
-            spills=False,
-        )
-        for rows in (FEWEST << octave for octave in range(5))
-    ]

@@ -9,9 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 
 @jit
@@ -44,10 +43,10 @@ def rotated(  # type: ignore[no-untyped-def]
 
 
 @jit
-def stored(x: tl.tensor, scale: tl.tensor, TYPE: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns `x` as stored in the cache: for fp8 divided by the scale and clamped to the largest finite value."""
+def stored(x: tl.tensor, TYPE: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns `x` as stored in the cache: for fp8 clamped to the largest finite value."""
     if LARGEST > 0:
-        x = tl.clamp(x / scale, -LARGEST, LARGEST)
+        x = tl.clamp(x, -LARGEST, LARGEST)
     return x.to(TYPE)
 
 
@@ -63,13 +62,10 @@ def rotary_cache_kernel(
     query_weight: tl.tensor,
     key_weight: tl.tensor,
     epsilon: tl.float32,
-    key_scale: tl.float32,
-    value_scale: tl.float32,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     ROTARY: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LARGEST: tl.constexpr,
     LANES: tl.constexpr,
@@ -85,14 +81,9 @@ def rotary_cache_kernel(
     dims = tl.arange(0, PADDED)
     real = dims < HEAD_SIZE
     turned = dims < ROTARY
-    if INTERLEAVED:
-        partner = tl.where(turned, dims ^ 1, dims)
-        angle = dims // 2
-        sign = tl.where(dims % 2 == 0, -1.0, 1.0)
-    else:
-        partner = tl.where(turned, tl.where(dims < HALF, dims + HALF, dims - HALF), dims)
-        angle = tl.where(dims < HALF, dims, dims - HALF)
-        sign = tl.where(dims < HALF, -1.0, 1.0)
+    partner = tl.where(turned, tl.where(dims < HALF, dims + HALF, dims - HALF), dims)
+    angle = tl.where(dims < HALF, dims, dims - HALF)
+    sign = tl.where(dims < HALF, -1.0, 1.0)
     if ROTARY > 0:
         row = table + tl.load(positions + token).to(tl.int64) * ROTARY
         cos = tl.load(row + angle, mask=turned, other=1.0)
@@ -115,9 +106,9 @@ def rotary_cache_kernel(
     v = tl.load(own + KV_HEADS * HEAD_SIZE + dims, mask=real, other=0.0).to(tl.float32)
     place = tl.load(places + token)
     entry = ((place // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + place % BLOCK_SIZE) * HEAD_SIZE
-    k = stored(k, key_scale, key_cache.dtype.element_ty, LARGEST)
+    k = stored(k, key_cache.dtype.element_ty, LARGEST)
     tl.store(key_cache + entry + one + dims[None, :], k, mask=real[None, :])
-    tl.store(value_cache + entry + dims, stored(v, value_scale, value_cache.dtype.element_ty, LARGEST), mask=real)
+    tl.store(value_cache + entry + dims, stored(v, value_cache.dtype.element_ty, LARGEST), mask=real)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +119,10 @@ class Rotary:
     kv_heads: int
     head_size: int
     rotary: int
-    """Number of leading features of a head that are rotated; 0: none, keys are stored unchanged."""
-    interleaved: bool = False
-    """Whether features 2i and 2i + 1 form a pair; otherwise i and i + rotary / 2."""
+    """Number of leading features of a head that are rotated; 0: none, keys are stored unchanged. Features i and
+    i + rotary / 2 form a pair."""
     epsilon: float = 1e-6
     """Epsilon of the norms of heads."""
-    key_scale: float = 1.0
-    """Divisor of stored keys (fp8 cache)."""
-    value_scale: float = 1.0
-    """Divisor of stored values (fp8 cache)."""
 
 
 def rotary_cache(
@@ -171,13 +157,10 @@ def rotary_cache(
         query_weight,
         key_weight,
         layer.epsilon,
-        layer.key_scale,
-        layer.value_scale,
         KV_HEADS=layer.kv_heads,
         GROUP=group,
         HEAD_SIZE=layer.head_size,
         ROTARY=layer.rotary,
-        INTERLEAVED=layer.interleaved,
         BLOCK_SIZE=key_cache.shape[2],
         LARGEST=torch.finfo(torch.float8_e4m3fn).max if fp8 else 0.0,
         LANES=triton.next_power_of_2(group),
@@ -190,80 +173,3 @@ def rotary_cache(
 def warps(group: int) -> int:
     """Returns the warps for the query heads of one KV head."""
     return int(min(8, triton.next_power_of_2(group)))
-
-
-def reference(
-    layer: Rotary,
-    packed: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    query_weight: torch.Tensor | None = None,
-    key_weight: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns queries [T, heads, head_size], keys and values [T, kv_heads, head_size] of `rotary_cache` in float64."""
-    heads = packed.double().reshape(len(packed), -1, layer.head_size)
-    cos, sin = table[positions.long()].double()[:, None].chunk(2, -1)
-
-    def turn(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        if weight is not None:
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + layer.epsilon) * weight.double()
-        front, rest = x[..., : layer.rotary], x[..., layer.rotary :]
-        if layer.interleaved:
-            a, b = front[..., ::2], front[..., 1::2]
-            front = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-        else:
-            a, b = front.chunk(2, -1)
-            front = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        return torch.cat((front, rest), -1)
-
-    first_value = layer.heads + layer.kv_heads
-    keys = turn(heads[:, layer.heads : first_value], key_weight)
-    return turn(heads[:, : layer.heads], query_weight), keys, heads[:, first_value:]
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    for name, layer, dtype, cache, normed in (
-        ("llama-3-8b", Rotary(32, 8, 128, 128), "bf16", "bf16", False),
-        ("llama-3-8b fp8 cache", Rotary(32, 8, 128, 128), "bf16", "fp8e4nv", False),
-        ("llama-3-8b fp32", Rotary(32, 8, 128, 128), "fp32", "fp32", False),
-        ("qwen3-14b", Rotary(40, 8, 128, 128), "bf16", "bf16", True),
-        ("qwen3-0.6b", Rotary(16, 8, 128, 128), "bf16", "bf16", True),
-        ("qwen3-30b-a3b", Rotary(32, 4, 128, 128), "bf16", "bf16", True),
-        ("qwen1.5-moe-a2.7b", Rotary(16, 16, 128, 128), "bf16", "bf16", False),
-        ("phi-2", Rotary(32, 32, 80, 32), "bf16", "bf16", False),
-        ("gpt-j", Rotary(16, 16, 256, 64, interleaved=True), "bf16", "bf16", False),
-        ("opt-125m", Rotary(12, 12, 64, 0), "bf16", "bf16", False),
-    ):
-        group = layer.heads // layer.kv_heads
-        tensors = {"query": dtype, "packed": dtype, "key_cache": cache, "value_cache": cache}
-        norms: dict[str, object] = {} if normed else {"query_weight": None, "key_weight": None}
-        found.append(
-            Configuration(
-                name=name,
-                kernel=rotary_cache_kernel,
-                tensors={
-                    **tensors,
-                    "positions": "i32",
-                    "places": "i64",
-                    "table": "fp32",
-                    **({"query_weight": "fp32", "key_weight": "fp32"} if normed else {}),
-                },
-                constants={
-                    **norms,
-                    "KV_HEADS": layer.kv_heads,
-                    "GROUP": group,
-                    "HEAD_SIZE": layer.head_size,
-                    "ROTARY": layer.rotary,
-                    "INTERLEAVED": layer.interleaved,
-                    "BLOCK_SIZE": 16,
-                    "LARGEST": 448.0 if cache == "fp8e4nv" else 0.0,
-                    "LANES": triton.next_power_of_2(group),
-                    "PADDED": triton.next_power_of_2(layer.head_size),
-                },
-                options={"num_warps": warps(group)},
-                parts=parts_with(cache),
-            )
-        )
-    return found

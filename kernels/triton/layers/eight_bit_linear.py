@@ -6,9 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
 from pagewire.kernels.triton.layers.split_inputs import splits_of, store_split, sum_of_splits
 
@@ -159,44 +158,3 @@ def eight_bit_linear(
         num_stages=stages,
         **launch_options(),
     )
-
-
-def reference(
-    x: torch.Tensor, x_scales: torch.Tensor, weights: EightBitMatrix, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns `eight_bit_linear` in float64."""
-    group = weights.group
-    left = (x.double().view(len(x), -1, group) * x_scales.double()[:, :, None]).flatten(1)
-    right = weights.values.double().view(len(weights.values), -1, group) * weights.scales.T.double()[:, :, None]
-    product = left @ right.flatten(1).T
-    return product if bias is None else product + bias.double()
-
-
-def configurations() -> list[Configuration]:
-    """Returns variants that devices launch, for `triton.compile`: a product of Llama-3-8B in each format."""
-    found = []
-    for name, rows, stored, group in (
-        ("int8, 1 row", 1, "i8", 4096),
-        ("int8, 512 rows", 512, "i8", 4096),
-        ("fp8, 64 rows", 64, "fp8e4nv", 4096),
-        ("fp8 blocks of 128, 1 row", 1, "fp8e4nv", 128),
-        ("fp8 blocks of 128, 512 rows", 512, "fp8e4nv", 128),
-    ):
-        block_m, block_n, warps, stages = tiles(rows)
-        tensors = {"out": "bf16", "x": stored, "weights": stored, "counters": "i32"}
-        tensors |= dict.fromkeys(("x_scales", "scales", "partial"), "fp32")
-        constants = {
-            "bias": None,
-            "OUTPUTS": 6144,
-            "INPUTS": 4096,
-            "GROUP": group,
-            "INTEGERS": stored == "i8",
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "TILE": tile_of(group),
-            "SPLITS": splits_of(rows, block_m, 6144, 4096 // tile_of(group)),
-        }
-        options = {"num_warps": warps, "num_stages": stages}
-        kernel, parts = eight_bit_linear_kernel, parts_with(stored)
-        found.append(Configuration(name, kernel, tensors, constants, options, spills=False, parts=parts))
-    return found

@@ -1,13 +1,12 @@
 """The activation of gates times the other half, as in a SwiGLU layer. Source: Shazeer, 2020."""
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 BLOCK = 1024
 
@@ -47,36 +46,3 @@ def gated(x: torch.Tensor, out: torch.Tensor, kind: Activation) -> None:
     size = out.shape[1]
     sizes = {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind)}
     gated_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, **sizes, **launch_options())
-
-
-def reference(x: torch.Tensor, kind: Activation) -> torch.Tensor:
-    """Returns `gated` in float64."""
-    gate, up = x.double().chunk(2, -1)
-    match kind:
-        case Activation.SILU:
-            return F.silu(gate) * up
-        case Activation.GELU:
-            return F.gelu(gate) * up
-        case Activation.GELU_TANH:
-            return F.gelu(gate, approximate="tanh") * up
-        case Activation.RELU:
-            return F.relu(gate) * up
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    variants = [(size, "bf16", Activation.SILU) for size in (768, 1408, 3072, 5632, 14336, 17408)]
-    variants += [
-        (14336, "fp32", Activation.SILU),
-        (9216, "bf16", Activation.GELU_TANH),
-        (9216, "bf16", Activation.GELU),
-    ]
-    return [
-        Configuration(
-            f"{size} {dtype} {kind.name.lower()}",
-            gated_kernel,
-            {"out": dtype, "x": dtype},
-            {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind)},
-        )
-        for size, dtype, kind in variants
-    ]

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.layers.moe_routing import ROWS, Groups
 
 COLUMNS = 64
@@ -39,17 +39,17 @@ def grouped_linear_kernel(
     if SHARE > 0:
         row = tl.load(pairs + place, mask=real, other=0).to(tl.int64) // SHARE
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    wanted = column < outputs
+    real_column = column < outputs
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, SIZE, DEPTH):
         inner = first + tl.arange(0, DEPTH)
         within = inner < SIZE
         left = tl.load(x + row[:, None] * SIZE + inner[None, :], mask=real[:, None] & within[None, :], other=0.0)
         matrix = weight + (expert * outputs + column[None, :].to(tl.int64)) * SIZE + inner[:, None]
-        right = tl.load(matrix, mask=within[:, None] & wanted[None, :], other=0.0)
+        right = tl.load(matrix, mask=within[:, None] & real_column[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
     goal = out + place[:, None].to(tl.int64) * outputs + column[None, :]
-    tl.store(goal, total.to(out.dtype.element_ty), mask=real[:, None] & wanted[None, :])
+    tl.store(goal, total.to(out.dtype.element_ty), mask=real[:, None] & real_column[None, :])
 
 
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor, groups: Groups, *, gather: bool) -> torch.Tensor:
@@ -80,30 +80,3 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, groups: Groups, *, gat
         **launch_options(),
     )
     return out
-
-
-def reference(x: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Returns [T, K, outputs] in float64: the row of each token times the matrices of its experts `chosen` [T, K]."""
-    return torch.einsum("ts,tkos->tko", x.double(), weight.double()[chosen])
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": DEPTH}
-    return [
-        Configuration(
-            f"{name} {dtype}",
-            grouped_linear_kernel,
-            {"out": dtype, "x": dtype, "weight": dtype, "pairs": "i32", "tiles": "i32"},
-            {"SIZE": size, "SHARE": share, **sizes},
-        )
-        for name, size, share, dtype in (
-            ("qwen3-30b-a3b up", 2048, 8, "bf16"),
-            ("qwen3-30b-a3b down", 768, 0, "bf16"),
-            ("qwen1.5-moe-a2.7b up", 2048, 4, "bf16"),
-            ("qwen1.5-moe-a2.7b down", 1408, 0, "bf16"),
-            ("mixtral-8x7b up", 4096, 2, "bf16"),
-            ("mixtral-8x7b down", 14336, 0, "bf16"),
-            ("mixtral-8x7b down", 14336, 0, "fp32"),
-        )
-    ]

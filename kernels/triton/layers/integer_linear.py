@@ -6,16 +6,15 @@ Few rows leave multiprocessors idle, so several programs share the inputs of an 
 """
 
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import PARTS, current, is_wide
+from pagewire.kernels.gpu_arch import current, is_wide
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
 from pagewire.kernels.triton.layers.split_inputs import counters_of, splits_of, store_split, sum_of_splits
 
@@ -258,12 +257,12 @@ class IntegerMatrix:
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return self.codes.shape[1]
 
     @property
     def inputs(self) -> int:
-        """K."""
+        """Number of inputs, K."""
         return self.codes.shape[0] * self.per_word * self.words
 
     @property
@@ -347,65 +346,3 @@ def integer_linear(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor |
         num_stages=form.stages,
         **launch_options(),
     )
-
-
-def reference(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """Returns `integer_linear` in float64."""
-    bits = 16 // weights.per_word
-    words = weights.codes.int()
-    parts = [(words >> (bits * part)) & ((1 << bits) - 1) for part in range(weights.per_word)]
-    codes = torch.stack(parts, 2).transpose(0, 1).flatten(1)
-    groups = (codes.double() - weights.zero).view(weights.outputs, -1, weights.group)
-    groups = groups * weights.scales.T.double()[:, :, None]
-    if weights.minima is not None:
-        groups = groups + weights.minima.T.double()[:, :, None]
-    product = x.double() @ groups.flatten(1).T
-    return product if bias is None else product + bias.double()
-
-
-INPUTS = 4096
-OUTPUTS = 6144
-"""Inputs and outputs of the products in `configurations`."""
-
-
-def configurations() -> list[Configuration]:
-    """Returns forms that devices launch, for `pagewire.kernels.triton.compile`: a product of Llama-3-8B per format."""
-    formats = (
-        ("int4 groups of 128", "bf16", 4, 8, 128, False),
-        ("int4 groups of 32 with minima", "bf16", 4, 0, 32, True),
-        ("int4 groups of 32 with minima in float32", "fp32", 4, 0, 32, True),
-        ("int8 groups of 16", "fp16", 8, 16, 16, False),
-        ("int8 per output", "bf16", 8, 128, 4096, False),
-    )
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    found = []
-    for (name, dtype, bits, zero, group, lowest), rows, wide in product(formats, (1, 32, 64, 512), (True, False)):
-        per_word, words = layout_of(bits, group, INPUTS)
-        form = tiling(rows, words, per_word, dtypes[dtype].itemsize, minima=lowest, wide=wide)
-        tensors = {"out": dtype, "x": dtype, "codes": "i16", "scales": "fp32", "partial": "fp32", "counters": "i32"}
-        constants = {
-            "bias": None,
-            "OUTPUTS": OUTPUTS,
-            "INPUTS": INPUTS,
-            "GROUP": group,
-            "PER_WORD": per_word,
-            "ZERO": zero,
-            "ASM": widening(dtypes[dtype], bits, zero),
-            "WORDS": words,
-            "BLOCK_M": form.block_m,
-            "BLOCK_N": form.block_n,
-            "TILE": form.tile,
-            "SPLITS": splits_of(rows, form.block_m, OUTPUTS, INPUTS // (per_word * words)),
-        }
-        found.append(
-            Configuration(
-                name=f"{name}, {rows} rows{'' if wide else ', small tiles'}",
-                kernel=integer_linear_kernel,
-                tensors=tensors | ({"minima": "fp32"} if lowest else {}),
-                constants=constants | ({} if lowest else {"minima": None}),
-                options={"num_warps": form.warps, "num_stages": form.stages},
-                spills=False,
-                parts=tuple(part for part in PARTS if is_wide(part) == wide),
-            )
-        )
-    return found

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 ROWS = 16
 """Pairs of a tile: a decode has few tokens per expert."""
@@ -168,29 +168,3 @@ def combine(made: torch.Tensor, weights: torch.Tensor, groups: Groups) -> torch.
     grid = tokens, triton.cdiv(size, BLOCK)
     combine_kernel[grid](out, made, weights, groups.places, size, CHOSEN=count, BLOCK=BLOCK, **launch_options())
     return out
-
-
-def reference(logits: torch.Tensor, count: int, *, normalized: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the results of `choose` in float64 and int64."""
-    weights, chosen = logits.double().softmax(-1).topk(count)
-    return weights / weights.sum(-1, keepdim=True) if normalized else weights, chosen
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    grouped = {"pairs": "i32", "places": "i32", "tiles": "i32", "chosen": "i32"}
-    for name, experts, count, normalized in (
-        ("qwen3-30b-a3b", 128, 8, True),
-        ("qwen1.5-moe-a2.7b", 60, 4, False),
-        ("mixtral-8x7b", 8, 2, True),
-    ):
-        tensors = {"weights": "fp32", "chosen": "i32", "logits": "bf16"}
-        sizes = {"EXPERTS": experts, "PADDED": triton.next_power_of_2(experts), "CHOSEN": count}
-        sizes |= {"LANES": triton.next_power_of_2(count), "NORMALIZED": normalized}
-        found.append(Configuration(f"choose {name}", choose_kernel, tensors, sizes, {"num_warps": 1}))
-        sizes = {"EXPERTS": experts, "PADDED": bins(experts), "ROWS": ROWS, "BLOCK": BLOCK}
-        found.append(Configuration(f"group {name}", group_kernel, grouped, sizes))
-        tensors = {"out": "bf16", "made": "bf16", "weights": "fp32", "places": "i32"}
-        found.append(Configuration(f"combine {name}", combine_kernel, tensors, {"CHOSEN": count, "BLOCK": BLOCK}))
-    return found

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 
 @jit
@@ -51,24 +51,3 @@ def rms_norm(
 def warps(padded: int) -> int:
     """Returns the warps for a row of `padded` elements: eight elements per thread, for 16-byte accesses."""
     return max(1, min(16, padded // 256))
-
-
-def reference(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `out` and the new residual of `rms_norm`, in float64."""
-    hidden = x.double() if residual is None else (x.double() + residual.double()).to(x.dtype).double()
-    return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon) * weight.double(), hidden
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    for size, dtype in ((1024, "bf16"), (2048, "bf16"), (4096, "bf16"), (5120, "bf16"), (8192, "bf16"), (4096, "fp32")):
-        padded = triton.next_power_of_2(size)
-        for fused in (False, True):
-            tensors = {"out": dtype, "x": dtype, "weight": dtype, **({"residual": dtype} if fused else {})}
-            constants = {"SIZE": size, "PADDED": padded, **({} if fused else {"residual": None})}
-            name = f"{size} {dtype}{' residual' if fused else ''}"
-            found.append(Configuration(name, rms_norm_kernel, tensors, constants, {"num_warps": warps(padded)}))
-    return found

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import parts_with
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Largest number of each dtype, to which the largest of a group is scaled."""
@@ -64,33 +63,3 @@ def round_rows(x: torch.Tensor, group: int, out: torch.Tensor, scales: torch.Ten
         TILE=min(TILE, triton.next_power_of_2(group)),
         **launch_options(),
     )
-
-
-def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `out` and `scales` of `round_rows`."""
-    groups = x.float().view(len(x), -1, group)
-    scales = (groups.abs().amax(2) / LARGEST[dtype]).clamp_min(LEAST)
-    values = groups / scales[:, :, None]
-    rounded = (values + 0.5).floor() if dtype == torch.int8 else values.clamp(-LARGEST[dtype], LARGEST[dtype])
-    return rounded.flatten(1).to(dtype), scales
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    for name, stored, dtype, group in (
-        ("int8 per row", "i8", torch.int8, 4096),
-        ("fp8 per row", "fp8e4nv", torch.float8_e4m3fn, 4096),
-        ("fp8 per 128", "fp8e4nv", torch.float8_e4m3fn, 128),
-    ):
-        constants = {
-            "INPUTS": 4096,
-            "GROUP": group,
-            "LARGEST": LARGEST[dtype],
-            "INTEGERS": dtype == torch.int8,
-            "LEAST": LEAST,
-            "TILE": min(TILE, group),
-        }
-        tensors = {"out": stored, "scales": "fp32", "x": "bf16"}
-        found.append(Configuration(name, round_rows_kernel, tensors, constants, parts=parts_with(stored)))
-    return found

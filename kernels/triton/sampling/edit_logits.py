@@ -4,9 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.sampling import sampling_columns
-from pagewire.kernels.triton.sampling.sampling_columns import SAMPLING_TENSORS, SamplingColumns
+from pagewire.kernels.triton.sampling.sampling_columns import SamplingColumns
 
 TILE = 2048
 ALLOWED: tl.constexpr = tl.constexpr(sampling_columns.ALLOWED)
@@ -93,9 +93,9 @@ def edit_logits_kernel(
             last = tl.load(bad_word_ends + slot * MOST_BAD + word)
             others = last - first - 1
             if (others >= 0) & (others <= output):
-                wanted = tl.load(bad_words + slot * BAD_IDS + first + lane, mask=lane < others, other=0)
-                found = tl.load(state_tokens + slot * context + end - others + lane, mask=lane < others, other=0)
-                if tl.sum((wanted != found).to(tl.int32), 0) == 0:
+                beginning = tl.load(bad_words + slot * BAD_IDS + first + lane, mask=lane < others, other=0)
+                latest = tl.load(state_tokens + slot * context + end - others + lane, mask=lane < others, other=0)
+                if tl.sum((beginning != latest).to(tl.int32), 0) == 0:
                     tl.store(start + tl.load(bad_words + slot * BAD_IDS + last - 1), float("-inf"))
             first = tl.maximum(first, last)
 
@@ -140,66 +140,3 @@ def edit_logits(
         PADDED_BAD=triton.next_power_of_2(bad_ids),
         TILE=TILE,
     )
-
-
-def reference(
-    table: SamplingColumns, logits: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor, state_tokens: torch.Tensor
-) -> torch.Tensor:
-    """Returns the logits after `edit_logits`."""
-    result = logits.clone()
-    for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
-        if end < 0:
-            continue
-        x, kinds = result[row], int(table.edits[slot])
-        if kinds & sampling_columns.ALLOWED:
-            token = torch.arange(len(x), device=x.device)
-            x[(table.allowed[slot][token // 32] >> (token % 32)) & 1 == 0] = float("-inf")
-        if kinds & sampling_columns.BIASED:
-            biased = table.bias_ids[slot] >= 0
-            x[table.bias_ids[slot][biased].long()] += table.bias[slot][biased].to(x.dtype)
-        if end < table.columns["min_length"][slot]:
-            x[table.stop_ids[slot][table.stop_ids[slot] >= 0].long()] = float("-inf")
-        if kinds & sampling_columns.PENALIZED:
-            x.copy_(_penalized(table, x, slot))
-        if kinds & sampling_columns.BAD_WORDS:
-            output = state_tokens[slot, int(table.num_prompt_tokens[slot]) : end].tolist()
-            ids, first = table.bad_words[slot].tolist(), 0
-            for last in filter(None, table.bad_word_ends[slot].tolist()):
-                *others, banned = ids[first:last]
-                if len(others) <= len(output) and output[len(output) - len(others) :] == others:
-                    x[banned] = float("-inf")
-                first = last
-    return result
-
-
-def _penalized(table: SamplingColumns, x: torch.Tensor, slot: int) -> torch.Tensor:
-    count, wide, columns = table.seen[slot], x.float(), table.columns
-    factor = columns["repetition_penalty"][slot]
-    wide = torch.where(count > 0, torch.where(wide > 0, wide / factor, wide * factor), wide)
-    each, once = columns["frequency_penalty"][slot], columns["presence_penalty"][slot]
-    return (wide - (each * (count // 2) + once * (count > 1))).to(x.dtype)
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    columns = ("min_length", "repetition_penalty", "frequency_penalty", "presence_penalty")
-    tables = ("bias_ids", "bias", "stop_ids", "edits", "allowed", "seen", "bad_words", "bad_word_ends")
-    tensors = {name: SAMPLING_TENSORS[name] for name in (*columns, *tables, "num_prompt_tokens")}
-    tensors |= dict.fromkeys(("slots", "ends", "state_tokens"), "i32")
-    lengths = {
-        "BIASES": sampling_columns.MAX_BIASES,
-        "STOPS": sampling_columns.MAX_STOP_IDS,
-        "BAD_IDS": sampling_columns.MAX_BAD_WORD_IDS,
-    }
-    padded = {f"PADDED_{name.removesuffix('_IDS')}": triton.next_power_of_2(width) for name, width in lengths.items()}
-    sizes = {**lengths, **padded, "MOST_BAD": sampling_columns.MAX_BAD_WORDS, "TILE": TILE}
-    return [
-        Configuration(
-            name=f"{vocabulary} tokens",
-            kernel=edit_logits_kernel,
-            tensors={**tensors, "logits": "fp32"},
-            constants={"VOCABULARY": vocabulary, "WORDS": -(-vocabulary // 32), **sizes},
-            spills=False,
-        )
-        for vocabulary in sampling_columns.VOCABULARIES
-    ]

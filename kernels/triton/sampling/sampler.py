@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
-from pagewire.kernels.triton.sampling import philox
+from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.sampling.philox import uniform
-from pagewire.kernels.triton.sampling.sampling_columns import SAMPLING_TENSORS, VOCABULARIES, SamplingColumns
+from pagewire.kernels.triton.sampling.sampling_columns import SamplingColumns
 from pagewire.shared import sampling_parameters
 
 TILE = 2048
@@ -257,55 +256,3 @@ def sample(
         **sizes,
         PADDED=triton.next_power_of_2(count),
     )
-
-
-def distribution(table: SamplingColumns, logits: torch.Tensor, slot: int) -> torch.Tensor:
-    """Returns a row's filtered probabilities, float64 [vocabulary], not renormalised; one-hot for a greedy slot."""
-    x, columns = logits.double(), table.columns
-    temperature = float(columns["temperature"][slot])
-    if temperature == 0:
-        return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
-    p = (x / temperature).softmax(-1)
-    p = torch.where(p >= p.max() * float(columns["min_p"][slot]), p, 0)
-    if 0 < (top_k := int(columns["top_k"][slot])) < len(p):
-        p = torch.where(p >= p.topk(top_k).values[-1], p, 0)
-    if (top_p := float(columns["top_p"][slot])) < 1:
-        ordered = p.sort(descending=True).values
-        before = ordered.cumsum(0) - ordered
-        p = torch.where(p >= ordered[before < top_p * p.sum()][-1], p, 0)
-    return p
-
-
-def reference(
-    table: SamplingColumns,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    ends: torch.Tensor,
-) -> list[int]:
-    """Returns `tokens` of `sample`, computed in float64."""
-    tokens = []
-    for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
-        if end < 0:
-            tokens.append(-1)
-            continue
-        if not logits[row].max().isfinite():
-            tokens.append(sampling_parameters.NOT_FINITE)
-            continue
-        reached = distribution(table, logits[row], slot).cumsum(0)
-        u = philox.reference(int(table.columns["key"][slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)
-        tokens.append(int((reached > u * reached[-1]).nonzero()[0]))
-    return tokens
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    found = []
-    tensors = {**SAMPLING_TENSORS, "tiles": "fp32", "logits": "fp32", "slots": "i32", "ends": "i32", "tokens": "i32"}
-    for vocabulary in VOCABULARIES:
-        count = triton.cdiv(vocabulary, TILE)
-        sizes = {"VOCABULARY": vocabulary, "TILES": count, "TILE": TILE}
-        options, name = {"num_warps": WARPS}, f"{vocabulary} tokens"
-        picked = {**sizes, "PADDED": triton.next_power_of_2(count)}
-        found.append(Configuration(f"sums {name}", tile_sums_kernel, tensors, sizes, options, spills=False))
-        found.append(Configuration(f"sample {name}", sample_kernel, tensors, picked, options, spills=False))
-    return found

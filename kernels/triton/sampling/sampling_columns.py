@@ -8,8 +8,6 @@ import torch
 from pagewire.shared.sampling_parameters import RECORD
 
 _DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
-_TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
-
 ALLOWED, BIASED, PENALIZED, BAD_WORDS = 1, 2, 4, 8
 """Bits of `SamplingColumns.edits`."""
 
@@ -18,12 +16,9 @@ MAX_STOP_IDS = 1040
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_IDS = 1024
-"""As many as a request may have."""
+"""Maximum ids of all bad words of a slot, as many as a request may have."""
 CHECKED_STOP_IDS = 16
 """Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
-
-VOCABULARIES = (128256, 151936, 50272, 32000)
-"""Tokens of known models, for `pagewire.kernels.triton.compile`."""
 
 COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}
 """The columns of a record and their dtypes on the device: real numbers, integers, and bits."""
@@ -54,18 +49,3 @@ class SamplingColumns:
     """int32 [S, words] number of ids up to the end of each text, padded with 0."""
     num_prompt_tokens: torch.Tensor
     """int32 [S] tokens of the sequence that are no output."""
-
-
-SAMPLING_TENSORS = {
-    **{name: _TRITON[dtype] for name, dtype in COLUMNS.items()},
-    "stop_ids": "i32",
-    "bias_ids": "i32",
-    "bias": "fp32",
-    "edits": "i32",
-    "allowed": "i32",
-    "seen": "i32",
-    "bad_words": "i32",
-    "bad_word_ends": "i32",
-    "num_prompt_tokens": "i32",
-}
-"""Element types, for `pagewire.kernels.triton.compile`."""

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
-from pagewire.kernels.triton.sampling.sampling_columns import CHECKED_STOP_IDS
-from pagewire.kernels.triton.step.sequence_state import STATE_TENSORS, SequenceState
+from pagewire.kernels.triton.jit import jit
+from pagewire.kernels.triton.step.sequence_state import SequenceState
 
 BLOCK = 64
 STOP: tl.constexpr = tl.constexpr(1)
@@ -53,9 +52,9 @@ def bookkeeping_kernel(
     counted = samples & (token >= 0)
     tl.store(place, tl.load(place, mask=counted, other=0) + 2, mask=counted)
     lane = tl.arange(0, PADDED)
-    wanted = samples[:, None] & (lane < STOPS)[None, :]
-    stops = tl.load(stop_ids + slot[:, None] * STOPS + lane[None, :], mask=wanted, other=-1)
-    stopped = tl.max((wanted & (stops == token[:, None])).to(tl.int32), 1) > 0
+    compared = samples[:, None] & (lane < STOPS)[None, :]
+    stops = tl.load(stop_ids + slot[:, None] * STOPS + lane[None, :], mask=compared, other=-1)
+    stopped = tl.max((compared & (stops == token[:, None])).to(tl.int32), 1) > 0
     full = samples & (end + 1 >= tl.load(last + slot, mask=samples, other=0))
     finish = tl.where(stopped, STOP, tl.where(full, LENGTH, 0))
     finish = tl.where(samples & (token < 0), NOT_FINITE, finish)
@@ -102,41 +101,3 @@ def bookkeeping(
         PADDED=triton.next_power_of_2(stops),
         BLOCK=BLOCK,
     )
-
-
-def reference(
-    state: SequenceState,
-    slots: torch.Tensor,
-    cu_queries: torch.Tensor,
-    num_computed_tokens: torch.Tensor,
-    ends: torch.Tensor,
-    stop_ids: torch.Tensor,
-    sampled: torch.Tensor,
-) -> list[int]:
-    """Changes `state` as `bookkeeping` does, and returns `finishes`."""
-    finishes = []
-    for row, slot in enumerate(slots.tolist()):
-        start, end, token = int(num_computed_tokens[row]), int(ends[row]), int(sampled[row])
-        finish = 0
-        if start >= 0:
-            state.computed[slot] = start + int(cu_queries[row + 1] - cu_queries[row])
-        if end >= 0:
-            if end < state.tokens.shape[1]:
-                state.tokens[slot, end] = token
-            state.known[slot] = end + 1
-            finish = 1 if token in stop_ids[slot].tolist() else 2 if end + 1 >= state.last[slot] else 0
-            finish = 3 if token < 0 else finish
-            if finish:
-                state.alive[slot] = 0
-        finishes.append(finish)
-    return finishes
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids", "seen")
-    names = ("state_tokens", "known", "computed", "last", "alive")
-    tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}
-    padded = triton.next_power_of_2(CHECKED_STOP_IDS)
-    sizes = {"STOPS": CHECKED_STOP_IDS, "PADDED": padded, "BLOCK": BLOCK}
-    return [Configuration("any rows", bookkeeping_kernel, tensors, sizes)]

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.jit import jit
 
 BLOCK = 256
 
@@ -29,15 +29,3 @@ def scatter(table: torch.Tensor, updates: torch.Tensor, count: torch.Tensor) -> 
     [N, 3], without duplicate entries; `count` is int32 [1] on the device, at most N.
     """
     scatter_kernel[(triton.cdiv(len(updates), BLOCK),)](table, updates, count, table.shape[1], BLOCK=BLOCK)
-
-
-def reference(table: torch.Tensor, updates: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the table after `scatter`."""
-    row, column, value = updates[:count].long().unbind(1)
-    return table.index_put((row, column), value.to(table.dtype))
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    tensors = dict.fromkeys(("table", "updates", "count"), "i32")
-    return [Configuration("int32", scatter_kernel, tensors, {"BLOCK": BLOCK})]

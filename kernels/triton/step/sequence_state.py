@@ -23,7 +23,3 @@ class SequenceState:
     """[S] 1 until the device ends the sequence; 0 makes its rows dead."""
     block_tables: torch.Tensor
     """[S, blocks] block ids; block i holds positions [i * block_size, (i + 1) * block_size)."""
-
-
-STATE_TENSORS = dict.fromkeys(("state_tokens", "known", "computed", "limit", "last", "alive", "block_tables"), "i32")
-"""Element types, for `pagewire.kernels.triton.compile`."""

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.triton.jit import Configuration, jit
-from pagewire.kernels.triton.step.sequence_state import STATE_TENSORS, SequenceState
+from pagewire.kernels.triton.jit import jit
+from pagewire.kernels.triton.step.sequence_state import SequenceState
 
 BLOCK = 256
 
@@ -131,37 +131,3 @@ def step_inputs(
         BLOCK_SIZE=block_size,
         BLOCK=BLOCK,
     )
-
-
-def reference(
-    state: SequenceState, slots: torch.Tensor, cu_queries: torch.Tensor, dummy: int, block_size: int, count: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns (id, position, block) of every token and (start, end, length) of every row after `step_inputs`."""
-    tokens = [[0, 0, dummy] for _ in range(count)]
-    rows = []
-    for row, slot in enumerate(slots.tolist()):
-        first, last = cu_queries[row : row + 2].tolist()
-        start, known = int(state.computed[slot]), int(state.known[slot])
-        end = start + last - first
-        if not state.alive[slot] or first == last or end > min(known, int(state.limit[slot])):
-            rows.append([-1, -1, 0])
-            continue
-        rows.append([start, end if end == known else -1, end])
-        for position in range(start, end):
-            block = int(state.block_tables[slot, position // block_size])
-            tokens[first + position - start] = [int(state.tokens[slot, position]), position, block]
-    return tokens, rows
-
-
-def configurations() -> list[Configuration]:
-    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
-    columns = ("ids", "positions", "num_computed_tokens", "ends", "lengths", "slots", "cu_queries")
-    state = {name: kind for name, kind in STATE_TENSORS.items() if name != "last"}
-    return [
-        Configuration(
-            name="any rows",
-            kernel=step_inputs_kernel,
-            tensors={**dict.fromkeys(columns, "i32"), "places": "i64", **state},
-            constants={"BLOCK_SIZE": 16, "BLOCK": BLOCK},
-        )
-    ]

@@ -1,4 +1,4 @@
-"""Attention over a paged KV pool in PyTorch, as it is defined: for tests, and for the self-test of a GPU's model."""
+"""Attention over a paged KV pool in PyTorch, by its definition: for tests, and for the self-test of a GPU's model."""
 
 import torch
 from torch import Tensor

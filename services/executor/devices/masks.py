@@ -60,12 +60,12 @@ class Masks:
 
     def forced(self, slots: Int64) -> dict[int, list[int]]:
         """Adds the tokens that must come next, and returns them by index in `slots` [R], where there are any."""
-        found: dict[int, list[int]] = {}
+        texts: dict[int, list[int]] = {}
         for row in np.flatnonzero(self.active[slots]).tolist():
             grammar = self._grammars[slots[row]]
             if grammar is not None and (tokens := grammar.forced()):
-                found[row] = tokens
-        return found
+                texts[row] = tokens
+        return texts
 
     def start(self, slots: Int64) -> Future[None] | None:
         """Computes the masks of `slots` [R] on another thread; returns None if none of them has a grammar."""

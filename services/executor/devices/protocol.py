@@ -157,7 +157,7 @@ class PendingStep(Protocol):
 
     @property
     def forced(self) -> Mapping[int, Sequence[int]]:
-        """By row, the tokens that a grammar forces behind the one that the row samples, known from the launch on. The
+        """The tokens, by row, that a grammar forces behind the one that the row samples, known from the launch on. The
         next row of that slot computes them all."""
 
     @property

@@ -26,7 +26,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     torch_dtype: str | None = None
     """Dtype of the weights, as transformers 4 names it."""
     quantization_config: dict[str, Any] | None = None
-    """Only present if the weights are quantized."""
+    """Description of the quantization; None if the weights are not quantized."""
 
 
 def parse(kind: type[C], config: dict[str, Any]) -> C:

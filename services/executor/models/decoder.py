@@ -25,7 +25,7 @@ NAMES: Mapping[Placement, dict[str, str]] = {
 
 
 class DecoderAttention(nn.Module):
-    """Grouped-query attention."""
+    """The grouped-query attention of a layer."""
 
     def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         super().__init__()
@@ -113,8 +113,8 @@ def _add(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     if norm is None:
         total = x + residual
         return total, total
-    made: tuple[Tensor, Tensor] = norm.add(x, residual)
-    return made
+    pair: tuple[Tensor, Tensor] = norm.add(x, residual)
+    return pair
 
 
 class Decoder(nn.Module):
@@ -150,7 +150,7 @@ class Decoder(nn.Module):
 
 
 def _still(x: Tensor) -> Tensor:
-    """Rotates nothing."""
+    """Returns heads unchanged, in place of a rotation."""
     return x
 
 

@@ -28,7 +28,7 @@ class Placement(Enum):
     AFTER = "after"
     """Norms of the results of both, before they are added to the residual."""
     AROUND = "around"
-    """Both."""
+    """Norms of the inputs and of the results of both."""
     PARALLEL = "parallel"
     """Norms of the inputs of both, which both are the block's input."""
 
@@ -74,13 +74,13 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One block."""
+    """A block of attention and feed-forward layer."""
 
     attention: Attention
     rope: Rope | None
-    """The rotation of queries and keys by their positions; None: none."""
+    """The rotation of queries and keys by their positions; None: they are not rotated."""
     experts: ExpertsSpec | None = None
-    """None: a feed-forward layer with `DecoderSpec.inner` features."""
+    """The mixture of experts; None: a feed-forward layer with `DecoderSpec.inner` features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class DecoderSpec:
     """Inner features of a feed-forward layer."""
     layers: tuple[LayerSpec, ...]
     eps: float
-    """Added to the variance by all norms."""
+    """Number that all norms add to the variance."""
     tied: bool = False
     """Whether the embedding is also the output matrix."""
     norm: Norm = Norm.RMS

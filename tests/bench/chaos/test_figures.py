@@ -21,7 +21,7 @@ def ended(began: float, end: float, *progress: float, verdict: Verdict = EXACT, 
 
 
 def test_the_longest_pause_of_each_fault_counts() -> None:
-    found = rows(
+    table_rows = rows(
         FAULTS,
         [
             ended(9.0, 15.0, 9.9, 12.4, 14.0),
@@ -31,7 +31,7 @@ def test_the_longest_pause_of_each_fault_counts() -> None:
             ended(5.0, 6.0),
         ],
     )
-    (row,) = (row for row in found if row.kind == "kill:executor")
+    (row,) = (row for row in table_rows if row.kind == "kill:executor")
     assert [round(pause, 6) for pause in row.pauses] == [2.5, 1.9]
     assert (row.faults, row.requests) == (2, 4)
 
@@ -43,8 +43,8 @@ def test_a_pause_belongs_to_the_fault_that_had_most_of_it() -> None:
 
 
 def test_a_failure_belongs_to_the_last_fault_before_it() -> None:
-    found = rows(FAULTS, [ended(9.0, 21.0, verdict=LOST), ended(25.0, 26.0, verdict=LOST)])
-    assert {row.kind: row.outcomes["lost"] for row in found} == {
+    table_rows = rows(FAULTS, [ended(9.0, 21.0, verdict=LOST), ended(25.0, 26.0, verdict=LOST)])
+    assert {row.kind: row.outcomes["lost"] for row in table_rows} == {
         "kill:executor": 1,
         "full:broker": 0,
         "term:gateway": 0,
@@ -54,9 +54,9 @@ def test_a_failure_belongs_to_the_last_fault_before_it() -> None:
 
 def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
     def outcome(at: float, **fields: Any) -> str:
-        wanted = Seen(0.0, choices={0: SeenChoice("a")})
+        expected = Seen(0.0, choices={0: SeenChoice("a")})
         refused = Seen(at - 1, ended=at + 1, choices={0: SeenChoice("a")}, refusals=[Refusal(at, "full", **fields)])
-        return examine(STREAM, wanted, refused, FAULTS).verdict.outcome
+        return examine(STREAM, expected, refused, FAULTS).verdict.outcome
 
     assert outcome(31.0, accepted=False) == outcome(31.0, accepted=True) == "exact"
     assert outcome(36.0, accepted=False) == "exact"
@@ -67,8 +67,8 @@ def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
 
 
 def test_the_table_has_a_line_per_kind_and_one_for_all() -> None:
-    found = rows(FAULTS, [ended(9.0, 13.0, 9.9, 12.4), ended(9.0, 13.0, verdict=LOST)])
-    lines = table("sim:h100 (simulated)", found, cold_start=2.25)
+    table_rows = rows(FAULTS, [ended(9.0, 13.0, 9.9, 12.4), ended(9.0, 13.0, verdict=LOST)])
+    lines = table("sim:h100 (simulated)", table_rows, cold_start=2.25)
     assert lines[0].startswith("| sim:h100 (simulated) | faults | requests | lost | duplicated |")
     assert lines[2] == "| kill:executor (cold start 2.2 s) | 2 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 2.00 | 4.00 |"
     assert lines[-1].startswith("| all | 4 | 2 | 1 |")

@@ -36,12 +36,12 @@ def test_a_file_that_can_be_written_is_accepted(tmp_path: Path) -> None:
 def test_raw_results_have_a_header(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     write(file, "pagewire bench serve", ["--output", "a b.json"], simulated="one h100", runs=[{"x": 1}])
-    found = json.loads(file.read_text())
-    assert found["command"] == "pagewire bench serve --output 'a b.json'"
-    assert found["machine"] == machine()
-    assert found["commit"] == commit()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
-    assert (found["simulated"], found["runs"]) == ("one h100", [{"x": 1}])
+    raw = json.loads(file.read_text())
+    assert raw["command"] == "pagewire bench serve --output 'a b.json'"
+    assert raw["machine"] == machine()
+    assert raw["commit"] == commit()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", raw["date"])
+    assert (raw["simulated"], raw["runs"]) == ("one h100", [{"x": 1}])
 
 
 def test_without_a_file_nothing_is_written() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from pagewire.bench._gpu.machine import Machine
-from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from tests.support.host_runtime import HostRuntime
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

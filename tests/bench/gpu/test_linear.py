@@ -33,17 +33,17 @@ def test_every_format_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 def test_a_product_runs_over_more_weights_than_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int]] = []
 
     def layer(outputs: int, inputs: int) -> torch.nn.Module:
-        made.append((outputs, inputs))
+        shapes.append((outputs, inputs))
         return torch.nn.Linear(inputs, outputs, bias=False)
 
     monkeypatch.setattr(module, "formats", lambda _device, _dtype: {"plain": layer})
     monkeypatch.setattr(module, "TOGETHER", 3 * 64 * 32 * 4)
     runs = list(linear(MACHINE, {"tiny": MODEL}, [1], repeats=1))
     assert [(run.outputs, run.inputs) for run in runs] == [(64, 32), (32, 32)]
-    assert (made.count((64, 32)), made.count((32, 32))) == (4, 7)
+    assert (shapes.count((64, 32)), shapes.count((32, 32))) == (4, 7)
 
 
 def test_table() -> None:

@@ -11,10 +11,10 @@ from pagewire.bench._gpu.machine import simulated
 from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
 from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table, simulated_ms
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.sim.roofline import GPUS, shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 
@@ -71,10 +71,10 @@ def test_the_simulator_times_a_step_of_a_gpu_that_it_knows() -> None:
 
 
 def test_another_backend_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fake_flashinfer.module(float32=True)
-    monkeypatch.setitem(sys.modules, "flashinfer", found)
+    flashinfer = fake_flashinfer.module(float32=True)
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
     monkeypatch.setattr(module, "WARM_UP", 1)
     machine = replace(MACHINE, backend=FlashInferBackend)
     assert list(decode(machine, {"tiny": MODEL}, [Cell(2, 32)], steps=2, cached=torch.float32))
     assert list(prefill(machine, {"tiny": MODEL}, [18], repeats=1, cached=torch.float32))
-    assert found.BatchPrefillWithPagedKVCacheWrapper.made > 2
+    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.num_created > 2

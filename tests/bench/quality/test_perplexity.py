@@ -8,10 +8,10 @@ from pagewire.bench._quality.perplexity import TEXT, perplexity, windows
 
 def test_windows_are_equal_and_lose_only_the_rest() -> None:
     text = TEXT.read_text()[:6000]
-    found = windows("bundled", text)
-    assert len({len(prompt) for prompt in found}) == 1
+    prompts = windows("bundled", text)
+    assert len({len(prompt) for prompt in prompts}) == 1
     whole = windows("bundled", text[:500])
-    assert found[0][: len(whole[0]) // 2] == whole[0][: len(whole[0]) // 2]
+    assert prompts[0][: len(whole[0]) // 2] == whole[0][: len(whole[0]) // 2]
 
 
 def test_a_text_is_likelier_than_its_tokens_in_disorder() -> None:

@@ -89,10 +89,10 @@ def test_libraries_of_old_versions_go_those_loaded_longest_ago_first(sources: Pa
             os.utime(library, (loaded, loaded))
         return libraries[-1]
 
-    made = [load(number) for number in range(build.MAX_CACHED)]
-    assert load(0) == made[0]
+    compiled = [load(number) for number in range(build.MAX_CACHED)]
+    assert load(0) == compiled[0]
     new = load(build.MAX_CACHED)
-    assert set(cache.glob("*.so")) == {new, *made} - {made[1]}
+    assert set(cache.glob("*.so")) == {new, *compiled} - {compiled[1]}
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(100)])

@@ -26,11 +26,11 @@ def layer(chosen: int, shared: int, *, normalized: bool, activation: Activation 
         eps=1e-6,
         activation=activation,
     )
-    made = MixtureOfExperts(spec, experts).requires_grad_(requires_grad=False)
+    mixture = MixtureOfExperts(spec, experts).requires_grad_(requires_grad=False)
     random = torch.Generator().manual_seed(chosen)
-    for parameter in made.parameters():
+    for parameter in mixture.parameters():
         parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=random)
-    return made
+    return mixture
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 33])

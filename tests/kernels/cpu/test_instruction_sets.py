@@ -36,16 +36,16 @@ def test_they_give_the_same_products(
         (6, 16, False, "multiples"),
     )
     for bits, group, minima, stored in layouts:
-        given = weights(70, 192, bits, group, minima, biased=True, stored=stored)
+        matrix = weights(70, 192, bits, group, minima, biased=True, stored=stored)
         ids = torch.arange(70)
-        assert torch.equal(other.embed(given.packed(other), ids), kernels.embed(given.packed(kernels), ids))
+        assert torch.equal(other.embed(matrix.packed(other), ids), kernels.embed(matrix.packed(kernels), ids))
         for rows in (1, 2, 3, 7):
             x = random(rows, 192)
-            expected = kernels.linear(x, given.packed(kernels))
-            found = other.linear(x, given.packed(other))
-            magnitude = (x.abs().double() @ given.magnitudes().T).float()
-            assert ((found - expected).abs() <= BOUND * magnitude).all()
+            expected = kernels.linear(x, matrix.packed(kernels))
+            product = other.linear(x, matrix.packed(other))
+            magnitude = (x.abs().double() @ matrix.magnitudes().T).float()
+            assert ((product - expected).abs() <= BOUND * magnitude).all()
             if target != "x86-64-v2":
-                assert torch.equal(found, expected)
+                assert torch.equal(product, expected)
     for heads in (Heads(4, 2, 64, 16), Heads(6, 2, 17, 5, window=40), Heads(8, 1, 80, 24)):
         Case(other, [Row(0, 33), Row(700, 1), Row(255, 2)], heads, torch.int8).check()

@@ -197,8 +197,8 @@ def test_parts_side_by_side(kernels: CpuKernels) -> None:
 def test_rows_of_an_embedding(kernels: CpuKernels, bits: int, inputs: int, group: int | None, stored: Stored) -> None:
     table = weights(70, inputs, bits, group, minima=bits < 6, stored=stored)
     ids = torch.tensor([0, 69, 15, 16, 31, 32, 33, 5, 5])
-    found = kernels.embed(table.packed(kernels), ids)
-    torch.testing.assert_close(found.double(), table.dequantized()[ids], rtol=1e-6, atol=1e-7)
+    rows = kernels.embed(table.packed(kernels), ids)
+    torch.testing.assert_close(rows.double(), table.dequantized()[ids], rtol=1e-6, atol=1e-7)
 
 
 INF, NAN = float("inf"), float("nan")

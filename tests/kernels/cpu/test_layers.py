@@ -94,6 +94,6 @@ def test_activate(kernels: CpuKernels, kind: Activation, rows: int, width: int, 
 @pytest.mark.parametrize("kind", Activation)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38, -1e38, 0.0])
 def test_activations_of_extreme_numbers(kernels: CpuKernels, value: float, kind: Activation) -> None:
-    made = kernels.activate(torch.tensor([[value, 1.0, 2.0, 1.0]]), kind, gated=True)
+    activated = kernels.activate(torch.tensor([[value, 1.0, 2.0, 1.0]]), kind, gated=True)
     expected = PLAIN[kind](torch.tensor([[value, 1.0]])) * torch.tensor([[2.0, 1.0]])
-    torch.testing.assert_close(made, expected, equal_nan=True)
+    torch.testing.assert_close(activated, expected, equal_nan=True)

@@ -44,21 +44,21 @@ def test_values_ranks_and_the_likeliest_are_right(
     mask[np.arange(ROWS), kept] = False
     logits[mask] = -np.inf
     tokens = random.integers(vocabulary, size=ROWS)
-    found = kernels.reduce_logprobs(
+    report = kernels.reduce_logprobs(
         torch.from_numpy(logits), torch.from_numpy(tokens), entries, normalized=normalized
     ).numpy()
     count = min(entries, vocabulary + 1)
-    assert found.shape == (ROWS, 2 * count + 1)
+    assert report.shape == (ROWS, 2 * count + 1)
     exact = logits.astype(np.float64)
     if normalized:
         exact -= np.logaddexp.reduce(exact, axis=1)[:, None]
     for row in range(ROWS):
         order = sorted(range(vocabulary), key=lambda token: -logits[row, token])
         ids = [int(tokens[row]), *order[: count - 1]]
-        assert found[row, :count].tolist() == ids
+        assert report[row, :count].tolist() == ids
         values = np.maximum(exact[row, ids], LOWEST_LOGPROB)
-        assert found[row, count : 2 * count].view(np.float32) == pytest.approx(values, abs=2e-5, rel=2e-6)
-        assert found[row, -1] == (logits[row] >= logits[row, ids[0]]).sum()
+        assert report[row, count : 2 * count].view(np.float32) == pytest.approx(values, abs=2e-5, rel=2e-6)
+        assert report[row, -1] == (logits[row] >= logits[row, ids[0]]).sum()
 
 
 def test_reports_equal_those_of_pytorch(kernels: CpuKernels) -> None:
@@ -81,7 +81,7 @@ def test_neither_neighbours_nor_threads_count(kernels: CpuKernels, many_threads:
 
 def test_a_value_that_is_not_finite_is_the_lowest(kernels: CpuKernels) -> None:
     logits = torch.tensor([[0.0, -math.inf, 0.0]])
-    found = kernels.reduce_logprobs(logits, torch.tensor([1]), 2)[0]
-    assert found[:2].tolist() == [1, 0]
-    assert found[2:4].view(torch.float32).tolist() == pytest.approx([LOWEST_LOGPROB, -math.log(2)])
-    assert found[4] == 3
+    report = kernels.reduce_logprobs(logits, torch.tensor([1]), 2)[0]
+    assert report[:2].tolist() == [1, 0]
+    assert report[2:4].view(torch.float32).tolist() == pytest.approx([LOWEST_LOGPROB, -math.log(2)])
+    assert report[4] == 3

@@ -40,10 +40,10 @@ def test_error_is_that_of_sums_in_float32(kernels: CpuKernels, inputs: int, outp
     packed = kernels.pack(weight, bias)
     for rows in (1, 15, 16, 17, 31, 32, 33, 64, 70):
         x = rounded(kernels, random(rows, inputs), weight.dtype).double()
-        made = kernels.linear(x.float(), packed).double()
+        product = kernels.linear(x.float(), packed).double()
         exact = x @ weight.double().T + bias.double()
         magnitude = x.abs() @ weight.double().abs().T + bias.double().abs()
-        assert ((made - exact).abs() <= (inputs + 1) * 2**-24 * magnitude).all()
+        assert ((product - exact).abs() <= (inputs + 1) * 2**-24 * magnitude).all()
 
 
 def test_a_row_is_the_same_in_tiles_of_any_number_of_rows(kernels: CpuKernels, many_threads: CpuKernels) -> None:
@@ -59,10 +59,10 @@ def test_numbers_that_are_not_finite_stay_in_their_row(kernels: CpuKernels) -> N
     x, packed = random(20, 50), kernels.pack(random(40, 50, seed=1).bfloat16())
     expected = kernels.linear(x, packed)
     x[3, 7], x[11, 49] = float("nan"), float("inf")
-    made = kernels.linear(x, packed)
-    assert not made[[3, 11]].isfinite().any()
+    product = kernels.linear(x, packed)
+    assert not product[[3, 11]].isfinite().any()
     others = [row for row in range(20) if row not in (3, 11)]
-    assert torch.equal(made[others], expected[others])
+    assert torch.equal(product[others], expected[others])
 
 
 def test_without_permission_pairs_are_multiplied() -> None:

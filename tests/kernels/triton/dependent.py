@@ -1,4 +1,4 @@
-"""What compiled kernels do before they wait for the previous kernel.
+"""Looks for what compiled kernels do before they wait for the previous kernel.
 
 `python -m tests.kernels.triton.dependent layers.gated layers.rms_norm`: compiles every form of these modules that
 sm_90 launches before the previous kernel has ended, for sm_80 and sm_90, and prints what was found, as JSON. A process
@@ -9,8 +9,8 @@ import json
 import re
 import sys
 
-from pagewire.kernels.triton.compile import compiled, configurations
-from pagewire.kernels.triton.cubin import machine_code
+from tests.kernels.triton.ahead.compile import compiled, configurations
+from tests.kernels.triton.ahead.cubin import machine_code
 from tests.kernels.triton.sass import instructions
 
 WAIT = "ACQBULK"
@@ -30,7 +30,7 @@ def before_the_wait(code: list[str]) -> list[str] | None:
 
 def main(modules: list[str]) -> None:
     """Prints a list of findings per form."""
-    found = []
+    results = []
     for module, plain in configurations():
         if module not in modules or not plain.on(90).options.get("launch_pdl"):
             continue
@@ -39,7 +39,7 @@ def main(modules: list[str]) -> None:
             kernel = compiled(form, arch)
             waits = "griddepcontrol.wait" in kernel.asm["ptx"]
             code = [line for _, line in instructions(kernel.asm["cubin"])] if waits else []
-            found.append(
+            results.append(
                 {
                     "form": f"{module}: {form.name}",
                     "arch": arch,
@@ -49,7 +49,7 @@ def main(modules: list[str]) -> None:
                     "spills": machine_code(kernel.asm["cubin"]).spills,
                 }
             )
-    json.dump(found, sys.stdout)
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Mutation(NamedTuple):
     before: str
     after: str
     test: str
-    """What must fail, as pytest names it below tests/kernels."""
+    """The test that must fail, as pytest names it below tests/kernels."""
 
 
 MAIN = (
@@ -50,7 +50,7 @@ MORE = (
         "triton/attention/page_indices.py",
         "tl.maximum(entries, least // BLOCK_SIZE)",
         "entries",
-        "triton/attention/test_page_indices.py::test_what_a_window_has_left_behind_is_not_listed",
+        "triton/attention/test_page_indices.py::test_blocks_behind_a_window_are_not_listed",
     ),
     Mutation(
         "block offset by one",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import triton
 
-from pagewire.kernels.triton.attention import decode_attention, paged_attention
-from pagewire.kernels.triton.compile import compiled
+from tests.kernels.triton.ahead.attention import decode_attention, paged_attention
+from tests.kernels.triton.ahead.compile import compiled
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", re.MULTILINE)
 _BACK = re.compile(r"\bBRA\S*\s.*?(0x[0-9a-f]+)")
@@ -44,14 +44,14 @@ def product_loops(cubin: bytes) -> list[list[str]]:
 
 def main(arch: int) -> None:
     """Prints the PTX and the numbers of instructions in the loops of each kernel by its name."""
-    found = {}
+    listing = {}
     for module in (paged_attention, decode_attention):
         named = [form for form in module.configurations() if form.name.split(",")[0] == "llama-3-8b"]
         (form,) = [form for form in named if arch in form.parts]
         code = compiled(form, arch).asm
         loops = [len(loop) for loop in product_loops(code["cubin"])]
-        found[module.__name__.rpartition(".")[2]] = {"ptx": code["ptx"], "loops": loops}
-    json.dump(found, sys.stdout)
+        listing[module.__name__.rpartition(".")[2]] = {"ptx": code["ptx"], "loops": loops}
+    json.dump(listing, sys.stdout)
 
 
 if __name__ == "__main__":

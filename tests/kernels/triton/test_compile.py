@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.kernels.triton.compile import MODULES, configurations
+from tests.kernels.triton.ahead.compile import MODULES, configurations
 
 ROOT = Path(__file__).parents[3]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 def compiled(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: this one may have chosen the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "pagewire.kernels.triton.compile", *arguments]
+    command = [sys.executable, "-m", "tests.kernels.triton.ahead.compile", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -55,7 +55,7 @@ def test_an_unknown_part_is_refused() -> None:
 def test_a_kernel_above_the_limit_fails() -> None:
     """With limits of a smaller part the same command says so and exits with 1."""
     code = (
-        "import sys, pagewire.kernels.triton.compile as c; c.SHARED_MEMORY[90] = -1; "
+        "import sys, tests.kernels.triton.ahead.compile as c; c.SHARED_MEMORY[90] = -1; "
         # In this process, because others have the true limits.
         "c.usages = lambda archs, modules: "
         "[c.usage(i, 90) for i, (module, _) in enumerate(c.configurations()) if module in modules]; "

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pagewire.kernels.triton import dependent_launch
-from pagewire.kernels.triton.compile import MODULES, configurations
 from pagewire.kernels.triton.dependent_launch import launch_options
+from tests.kernels.triton.ahead.compile import MODULES, configurations
 from tests.kernels.triton.dependent import before_the_wait
 
 ROOT = Path(__file__).parents[3]
@@ -37,10 +37,10 @@ def check(*modules: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.kernels.triton.dependent", *modules]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    assert {form["form"].partition(":")[0] for form in found} == DEPENDENT & set(modules)
-    assert {form["arch"] for form in found} == {80, 90}
-    for form in found:
+    launches: list[dict[str, Any]] = json.loads(done.stdout)
+    assert {form["form"].partition(":")[0] for form in launches} == DEPENDENT & set(modules)
+    assert {form["arch"] for form in launches} == {80, 90}
+    for form in launches:
         dependent = form["arch"] == 90
         assert form["launched"] == form["waits"] == dependent, form
         assert form["before"] == ([] if dependent else None), form
@@ -61,12 +61,12 @@ def test_the_kernels_of_a_layer_are_launched_so_and_on_newer_gpus_only() -> None
     assert {module for module, form in forms if form.on(90).options.get("launch_pdl")} == DEPENDENT
     for arch, dependent in ((80, False), (89, False), (90, True), (100, True), (120, True)):
         for module, form in forms:
-            found = form.on(arch)
-            assert found.constants.get("PDL", False) is found.options.get("launch_pdl", False)
-            assert found.constants.get("PDL", False) is (dependent and module in DEPENDENT)
+            launched = form.on(arch)
+            assert launched.constants.get("PDL", False) is launched.options.get("launch_pdl", False)
+            assert launched.constants.get("PDL", False) is (dependent and module in DEPENDENT)
 
 
-def test_what_comes_too_early_is_noticed() -> None:
+def test_a_load_or_a_store_before_the_wait_is_noticed() -> None:
     code = ["LDC R1, c[0x0][0x28]", "@P0 LDG.E R2, desc[UR4][R2.64]", "BRA 0x100", "ACQBULK", "STG.E [R2], R3", "EXIT"]
     assert before_the_wait(code) == code[1:3]
     assert before_the_wait([code[0], *code[3:]]) == []

@@ -1,4 +1,4 @@
-"""What the machine code of the attention kernels must have, and what the simulator assumes of it."""
+"""The machine code of the attention kernels has what it must have, and what the simulator assumes."""
 
 import functools
 import json
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 
 @functools.cache
 def code_of(arch: int) -> dict[str, Any]:
-    """See `tests.kernels.triton.sass`."""
+    """Returns the machine code that `tests.kernels.triton.sass` prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.kernels.triton.sass", str(arch)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    code: dict[str, Any] = json.loads(done.stdout)
+    return code
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -229,11 +229,11 @@ def containers(folder: Path) -> Iterator[Server]:
     log = folder / "log"
     with log.open("w") as output, subprocess.Popen(command, env=environment, stderr=output) as process:
         try:
-            while (found := re.search(r"Listening for client connections on .*:(\d+)", log.read_text())) is None:
+            while (match := re.search(r"Listening for client connections on .*:(\d+)", log.read_text())) is None:
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.01)
             passwords = {**dict.fromkeys(ROLES, PASSWORD), CLIENT: "1 key", **KEYS}
-            yield Server(f"nats://127.0.0.1:{found[1]}", passwords)
+            yield Server(f"nats://127.0.0.1:{match[1]}", passwords)
         finally:
             process.terminate()
 

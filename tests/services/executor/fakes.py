@@ -230,9 +230,9 @@ class Run:
         self.inbox.begin(1)
 
     def result(self) -> StepResult:
-        found = self.results.get(timeout=PATIENCE)
-        assert isinstance(found, StepResult)
-        return found
+        result = self.results.get(timeout=PATIENCE)
+        assert isinstance(result, StepResult)
+        return result
 
     def output(self) -> StepOutput:
         return self.result().output

@@ -80,14 +80,14 @@ def test_patience_grows_with_the_positions_in_flight(monkeypatch: pytest.MonkeyP
     steps = InFlightSteps(device)
     steps.launch(step(0, 20), 1, [])
     steps.launch(step(20, 16), 1, [])
-    found = []
+    overdue = []
     for later in (20 + 18, 1):
         device.now += later
-        found.append(steps.overdue)
+        overdue.append(steps.overdue)
     steps.collect()
     for later in (20 + 8, 1):  # the other one gets its own time from there
         device.now += later
-        found.append(steps.overdue)
+        overdue.append(steps.overdue)
     steps.collect()
     device.now += 1000
-    assert [*found, steps.overdue] == [False, True, False, True, False]
+    assert [*overdue, steps.overdue] == [False, True, False, True, False]

@@ -10,9 +10,9 @@ from tests.services.executor.fakes import PATIENCE, plan
 
 
 def arrived(inbox: PlanInbox) -> NewPlans:
-    found = inbox.take(wait=False)
-    assert found is not None
-    return found
+    news = inbox.take(wait=False)
+    assert news is not None
+    return news
 
 
 def numbers(inbox: PlanInbox) -> list[int]:
@@ -76,9 +76,9 @@ def test_take_waits_for_a_plan_that_can_be_applied() -> None:
         inbox.put(plan(2))
         assert not waiting.done()
         inbox.put(plan(1))
-        found = waiting.result(PATIENCE)
-    assert found is not None
-    assert [each.number for each in found.plans] == [1, 2]
+        news = waiting.result(PATIENCE)
+    assert news is not None
+    assert [each.number for each in news.plans] == [1, 2]
 
 
 def test_closing_ends_a_wait() -> None:

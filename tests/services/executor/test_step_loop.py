@@ -19,25 +19,25 @@ from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling, to
 @pytest.fixture(params=[1, 2])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """The loop's results are equal however many steps are in flight."""
-    made = Run(depth=request.param)
-    yield made
-    made.finish()
+    started = Run(depth=request.param)
+    yield started
+    started.finish()
 
 
 @pytest.fixture
 def gated() -> Iterator[Run]:
-    made = Run(gated=True)
-    yield made
-    made.device.allow(1000)
-    made.finish()
+    started = Run(gated=True)
+    yield started
+    started.device.allow(1000)
+    started.finish()
 
 
 @pytest.fixture
 def ahead() -> Iterator[Run]:
-    made = Run(depth=2, gated=True)
-    yield made
-    made.device.allow(1000)
-    made.finish()
+    started = Run(depth=2, gated=True)
+    yield started
+    started.device.allow(1000)
+    started.finish()
 
 
 def key(sequence: int) -> int:
@@ -355,13 +355,13 @@ def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypa
     monkeypatch.setattr("pagewire.services.executor.in_flight_steps.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
-    found = [gated.loop.overdue]
+    overdue = [gated.loop.overdue]
     for later in (20, 5):
         now += later
-        found.append(gated.loop.overdue)
+        overdue.append(gated.loop.overdue)
     gated.device.allow()
     gated.output()
-    assert [*found, gated.loop.overdue] == [False, False, True, False]
+    assert [*overdue, gated.loop.overdue] == [False, False, True, False]
 
 
 def test_the_device_is_told_how_to_sample(run: Run) -> None:

@@ -51,10 +51,10 @@ class Text:
     @property
     def whole(self) -> list[int]:
         """The tokens of a device that runs one sequence, one token at a time."""
-        found: list[int] = []
-        while len(found) < self.most and not (found and found[-1] in self.stop_ids):
-            found.append(token_at(self.key, len(self.prompt) + len(found)))
-        return found
+        tokens: list[int] = []
+        while len(tokens) < self.most and not (tokens and tokens[-1] in self.stop_ids):
+            tokens.append(token_at(self.key, len(self.prompt) + len(tokens)))
+        return tokens
 
     def added(self, limit: int) -> AddSlot:
         assert self.slot is not None
@@ -226,9 +226,9 @@ class Scheduler(PlanInbox):
         """All blocks that it can ever need, or only some of them."""
         missing = -(-(len(text.prompt) + text.most) // BLOCK) - len(text.blocks)
         count = missing if eager else self._random.randint(0, missing)
-        given = [self._blocks.pop(self._random.randrange(len(self._blocks))) for _ in range(count)]
-        text.blocks += given
-        return given
+        blocks = [self._blocks.pop(self._random.randrange(len(self._blocks))) for _ in range(count)]
+        text.blocks += blocks
+        return blocks
 
 
 def rows(output: StepOutput) -> Iterator[tuple[int, int, int, list[int], int]]:

@@ -35,11 +35,11 @@ class Placed(FakeDevice):
 
 @pytest.mark.anyio
 async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Placed] = []
+    devices: list[Placed] = []
 
     def open_placed(settings: Settings, folder: Path) -> Placed:
-        made.append(Placed())
-        return made[0]
+        devices.append(Placed())
+        return devices[0]
 
     monkeypatch.setattr(step_thread, "open_device", open_placed)
 
@@ -52,10 +52,10 @@ async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytes
         await results.get()
         assert gc.get_freeze_count() > 0
         await device.close()
-    assert made[0].closed
-    assert len(made[0].threads) == 4
-    assert len(set(made[0].threads)) == 1
-    assert made[0].threads[0] != threading.get_ident()
+    assert devices[0].closed
+    assert len(devices[0].threads) == 4
+    assert len(set(devices[0].threads)) == 1
+    assert devices[0].threads[0] != threading.get_ident()
     assert gc.get_freeze_count() == 0
 
 

@@ -35,10 +35,10 @@ def server(folder: Path, identity: Identity, ca: Path | None = None) -> Iterator
     config.write_text(json.dumps({"host": "127.0.0.1", "port": -1, "tls": tls, "jetstream": store}))
     with log.open("w") as output, subprocess.Popen([find_server(), "--config", config], stderr=output) as process:
         try:
-            while (found := re.search(r"Listening for client connections on .*:(\d+)", log.read_text())) is None:
+            while (match := re.search(r"Listening for client connections on .*:(\d+)", log.read_text())) is None:
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.01)
-            yield f"127.0.0.1:{found[1]}"
+            yield f"127.0.0.1:{match[1]}"
         finally:
             process.terminate()
 

@@ -42,8 +42,8 @@ def test_little_memory_is_wasted_however_long_the_lease_is(qps: float, window: i
 
 @pytest.mark.parametrize("qps", [8.0, math.inf])
 def test_all_but_a_fiftieth_of_the_memory_is_written_or_filled_by_steps_in_flight(qps: float) -> None:
-    found = figures(Variant(), "prefill-heavy", qps)
-    assert found["waste"] - found["waste_running"] - found["waste_queued"] <= 0.02
+    run = figures(Variant(), "prefill-heavy", qps)
+    assert run["waste"] - run["waste_running"] - run["waste_queued"] <= 0.02
 
 
 def test_larger_blocks_waste_more() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.experiments import busy
+from tools.experiments import busy, simulated_stack
 from tools.experiments.busy import Run, table
 
 pytestmark = pytest.mark.alone
@@ -18,7 +18,7 @@ def test_shares_are_of_the_counted_time() -> None:
 def test_each_window_gets_a_stack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(busy, "WARM_UP", 0.5)
+    monkeypatch.setattr(simulated_stack, "WARM_UP", 0.5)
     output = tmp_path / "busy.json"
     assert busy.main(["--windows", "8", "--streams", "2", "--seconds", "1", "--output", str(output)]) == 0
     (run,) = json.loads(output.read_text())["runs"]

@@ -15,7 +15,8 @@ def test_a_cost_is_relative_to_plain_rows_right_before() -> None:
 
 
 def test_a_file_that_is_no_executable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert features.main(["--vllm", str(tmp_path / "vllm")]) == 2
+    with pytest.raises(SystemExit):
+        features.main(["--vllm", str(tmp_path / "vllm")])
     assert "no executable" in capsys.readouterr().err
 
 
@@ -23,6 +24,6 @@ def test_a_file_that_is_no_executable_is_refused(tmp_path: Path, capsys: pytest.
 def test_every_feature_is_answered(tmp_path: Path) -> None:
     output = tmp_path / "features.json"
     assert features.main(["--rows", "4", "--tokens", "8", "--rounds", "1", "--output", str(output)]) == 0
-    found = json.loads(output.read_text())["figures"]["pagewire"]
-    assert set(found) == set(FEATURES)
-    assert all(rate > 0 for (_, rate), *_ in found.values())
+    rates = json.loads(output.read_text())["figures"]["pagewire"]
+    assert set(rates) == set(FEATURES)
+    assert all(rate > 0 for (_, rate), *_ in rates.values())

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.alone
 def test_a_refusal_is_compared_with_the_next_request_that_was_admitted() -> None:
     sent = [
         Sent(0.0, first=1.0, ended=3.0),
-        Sent(1.0, refused=1.002, told=8.0),
+        Sent(1.0, refused=1.002, retry_after=8.0),
         Sent(2.0, error="deadline_exceeded"),
         Sent(3.0, first=11.0, ended=13.0),
-        Sent(4.0, refused=4.004, told=5.0),
+        Sent(4.0, refused=4.004, retry_after=5.0),
     ]
     assert list(ratios(sent)) == [0.8], "nothing was admitted after the last refusal"
 

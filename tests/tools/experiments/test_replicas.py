@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.experiments import replicas
+from tools.experiments import replicas, simulated_stack
 from tools.experiments.replicas import Run, table
 
 pytestmark = pytest.mark.alone
@@ -16,7 +16,7 @@ def test_factors_are_against_the_first_run() -> None:
 
 
 def test_two_replicas_do_more_than_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "WARM_UP", 0.5)
+    monkeypatch.setattr(simulated_stack, "WARM_UP", 0.5)
     # Answers so short that both replicas take many within the second, wherever the first ones went.
     monkeypatch.setattr(replicas, "OUTPUT", 8)
     output = tmp_path / "replicas.json"

@@ -47,9 +47,9 @@ def test_every_table_and_picture_has_its_place() -> None:
 
 def test_a_table_is_replaced_as_a_whole() -> None:
     page = "a\n<!-- table: one -->\nold\nolder\n<!-- end -->\nb\n<!-- table: two -->\n<!-- end -->\n"
-    made = filled(page, {"one": lambda: ["| 1 |"], "two": lambda: ["| 2 |", "| 3 |"]})
-    assert made == "a\n<!-- table: one -->\n| 1 |\n<!-- end -->\nb\n<!-- table: two -->\n| 2 |\n| 3 |\n<!-- end -->\n"
-    assert filled(made, {"one": lambda: ["| 1 |"], "two": lambda: ["| 2 |", "| 3 |"]}) == made
+    text = filled(page, {"one": lambda: ["| 1 |"], "two": lambda: ["| 2 |", "| 3 |"]})
+    assert text == "a\n<!-- table: one -->\n| 1 |\n<!-- end -->\nb\n<!-- table: two -->\n| 2 |\n| 3 |\n<!-- end -->\n"
+    assert filled(text, {"one": lambda: ["| 1 |"], "two": lambda: ["| 2 |", "| 3 |"]}) == text
 
 
 def test_the_command_writes_the_files(

@@ -19,7 +19,7 @@ def figures(trace: Trace) -> dict[str, float]:
         "tpot": [statistics.fmean(request.intervals) for request in requests if request.intervals],
         "itl": [interval for request in requests for interval in request.intervals],
     }
-    found = {
+    results = {
         "requests_per_s": len(requests) / span,
         "tokens_per_s": sum(request.output for request in requests) / span,
         "busy": trace.busy / trace.working,
@@ -30,8 +30,8 @@ def figures(trace: Trace) -> dict[str, float]:
         "row_steps": float(trace.rows),
     }
     for name, values in times.items():
-        found |= {f"{name}_{key}": float(np.percentile(values, q)) for key, q in QUANTILES.items() if values}
-    return found
+        results |= {f"{name}_{key}": float(np.percentile(values, q)) for key, q in QUANTILES.items() if values}
+    return results
 
 
 def mean(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

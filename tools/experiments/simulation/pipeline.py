@@ -34,13 +34,13 @@ class Host:
     """Times of the pipeline around the device, in seconds. The first four are measured, the last two assumed."""
 
     step: float = 120e-6
-    """The step thread's, per step: to apply plans, compose and launch, collect tokens and hand them on."""
+    """Time of the step thread per step: to apply plans, compose and launch, collect tokens and hand them on."""
     step_row: float = 0.7e-6
-    """The same, per row."""
+    """Time of the step thread per row."""
     schedule: float = 30e-6
-    """The scheduler's, per message that it reads."""
+    """Time of the scheduler per message that it reads."""
     schedule_row: float = 2.2e-6
-    """The same, per row of a step output."""
+    """Time of the scheduler per row of a step output."""
     round_trip: float = 500e-6
     """Way of a plan to the executor and of a step output back, over the broker."""
     edge: float = 3e-3
@@ -54,7 +54,7 @@ class Trace:
     """Results of a run."""
 
     requests: list[Request] = field(default_factory=list)
-    """In order of their end."""
+    """Requests in the order of their ends."""
     busy: float = 0.0
     """Seconds in which the device ran steps."""
     moved: float = 0.0

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from pagewire.bench._common.loads import Request
 
+PROMPT_RATE = 512.0
+"""Tokens of a prompt per second, within whose time the first token has to come."""
 SPAN = 16
 """Span of the exponential moving average over token intervals."""
 
@@ -21,10 +23,6 @@ class ServiceLevel:
 
     rate: float
     """Tokens per second that the moving average has to exceed all the time."""
-    prompt_rate: float = 512.0
-    """The first token has to come within the prompt's tokens over this rate..."""
-    grace: float = 0.0
-    """... plus these seconds."""
 
     @property
     def name(self) -> str:
@@ -33,15 +31,13 @@ class ServiceLevel:
 
     def is_met(self, request: Request) -> bool:
         """Returns whether the first token was in time and every value of the average is faster than the rate."""
-        if request.ttft > len(request.prompt) / self.prompt_rate + self.grace:
+        if request.ttft > len(request.prompt) / PROMPT_RATE:
             return False
         return bool((moving_average(request.intervals) < 1 / self.rate).all())
 
 
 FASTGEN = tuple(ServiceLevel(rate) for rate in (2.0, 4.0, 6.0))
 """The levels of FastGen's publication."""
-TIGHT = tuple(ServiceLevel(rate, prompt_rate=4096.0, grace=0.1) for rate in (20.0, 40.0, 60.0))
-"""Levels that a user of today would notice."""
 
 
 def moving_average(values: Sequence[float], span: int = SPAN) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How many tokens a GPU makes of many streams, with few slots and tokens a step, and with its defaults (simulated)."""
+"""Tokens of many streams on a GPU, with few slots and tokens a step, and with its defaults (simulated)."""
 
 import random
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class StreamsRun:
     slots: int
     step_tokens: int
     tokens_per_s: float
-    """Generated tokens."""
+    """Generated tokens per second."""
     bandwidth_share: float
     """Share of the memory bandwidth that weights and KV cache take in the time of all steps."""
 

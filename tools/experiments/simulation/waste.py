@@ -17,7 +17,7 @@ class Waste:
     """
 
     samples: list[float] = field(default_factory=list)
-    """In [0, 1], one per step."""
+    """Share that holds nothing, in [0, 1], of each step."""
     running: list[float] = field(default_factory=list)
     """The part of each sample that the step writes which begins at that moment."""
     queued: list[float] = field(default_factory=list)

@@ -1,14 +1,17 @@
-"""HTTP servers in processes of their own: Pagewire's, and that of vLLM beside it."""
+"""HTTP servers in processes of their own: Pagewire's and vLLM's, one after the other."""
 
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 COMMON = {
@@ -23,6 +26,31 @@ READY_WITHIN = 600.0
 """Seconds that a server has to start."""
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """Environment of both."""
+
+
+def executable(text: str) -> Path:
+    """Returns the path of vLLM's executable.
+
+    Raises:
+        ArgumentTypeError: the file cannot be executed.
+    """
+    if not os.access(text, os.X_OK):
+        raise ArgumentTypeError(f"{text} is no executable: install vLLM with setup_vllm_cpu.sh")
+    return Path(text)
+
+
+def turns(vllm: Path | None, model: Path, rounds: int, log: Path) -> Iterator[tuple[str, int, float]]:
+    """Starts the servers in turn, `rounds` times each; who goes first alternates.
+
+    Yields side, port and the seconds until it was ready, while the server runs. Without `vllm`, Pagewire runs alone.
+    """
+    commands = {"pagewire": [sys.executable, "-m", "pagewire"]} | ({"vllm": [str(vllm)]} if vllm else {})
+    for turn in range(rounds):
+        for side in list(commands)[:: -1 if turn % 2 else 1]:
+            port = free_port()
+            options = chain.from_iterable(COMMON.items())
+            with server([*commands[side], "serve", str(model), "--port", str(port), *options], port, log) as seconds:
+                yield side, port, seconds
 
 
 @contextmanager

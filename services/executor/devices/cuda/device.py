@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import structlog
 import torch
+from typing_extensions import override
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.output_ring import NOTHING, OutputRing, PendingCopy, Report, Reports
@@ -15,13 +18,11 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.step_attention import Backend
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
 from pagewire.services.executor.devices.masks import Masks
-from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Device, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.shared.sampling_parameters import RECORD, Record
@@ -36,8 +37,8 @@ _COPIES = 2 * DEPTH + 2
 _log = structlog.get_logger()
 
 
-class CudaDevice:
-    """A `Device`.
+class CudaDevice(Device):
+    """A GPU that computes steps.
 
     The authoritative state of running sequences is in tables on the device. The host adds what the device cannot know:
     blocks, sampling parameters and prompts. Sampled tokens are read from the table and not from the batch, so the next
@@ -61,7 +62,7 @@ class CudaDevice:
         runtime: Runtime,
         max_tokens: int,
         *,
-        backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend,
+        backend: Callable[[KVPool, Capacity, Runtime], AttentionBackend] = TritonBackend,
         batch_invariant: bool = False,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
@@ -96,14 +97,12 @@ class CudaDevice:
         """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
 
     @property
+    @override
     def busy(self) -> float:
-        """See `Device.busy`."""
         return self._outputs.busy
 
     def capture(self) -> None:
-        """Captures both parts of a step in every size. Before that, and for larger steps, kernels are launched one by
-        one.
-        """
+        """Captures both parts of a step in every size. Kernels of larger steps are launched one by one."""
         began, buckets, sizes = time.monotonic(), self._buckets.captured, self._buckets.sampled
         nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
         self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
@@ -119,6 +118,7 @@ class CudaDevice:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens)
         _log.info("graphs_captured", graphs=len(graphs), seconds=round(time.monotonic() - began, 1))
 
+    @override
     def add(
         self,
         slot: int,
@@ -127,7 +127,6 @@ class CudaDevice:
         stop_ids: Sequence[int] = (),
         edits: Edits | None = None,
     ) -> None:
-        """See `Device.add`."""
         self._held[slot], self._entries[slot] = 0, len(blocks) // len(self.capacity.windows)
         self._records[slot], self._edited[slot] = sampling, edits is not None
         self._masks.add(slot, None if edits is None else edits.grammar)
@@ -136,24 +135,26 @@ class CudaDevice:
             # A cached prefix is computed by no step, but a bad word may begin in it if it has output.
             self._changes.append(self._tables.row("tokens", slot, edits.tokens.astype(np.int32)))
 
+    @override
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.extend`."""
         entries = np.empty(len(slots), np.int64)
         for i, slot in enumerate(slots):
             entries[i] = self._entries[slot]
             self._entries[slot] += 1
         self._changes.append(self._tables.entries(np.array(slots, np.int64), entries, blocks))
 
+    @override
     def remove(self, slot: int) -> None:
         """Does nothing: the next `add` overwrites the slot."""
 
+    @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Device.copy`."""
         numbers = self._on_device(np.array([*sources, *targets], np.int64))
         self._pool.copy(numbers[: len(sources)], numbers[len(sources) :])
 
+    @override
     def launch(self, batch: StepBatch) -> PendingCopy:
-        """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""
+        """Launches a step. The batch's token id is ignored where any earlier step sampled the token."""
         self._add_new_tokens(batch)
         places, values = _last_writes(self._changes)
         self._changes.clear()
@@ -166,15 +167,15 @@ class CudaDevice:
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
         forced: dict[int, list[int]] = {}
         if len(masked):
-            found = self._send_masks(batch.slots[masked])
+            forced_texts = self._send_masks(batch.slots[masked])
             # The row samples the first of them: its mask allows no other.
-            forced = {int(masked[index]): tokens[1:] for index, tokens in found.items() if tokens[1:]}
+            forced = {int(masked[index]): tokens[1:] for index, tokens in forced_texts.items() if tokens[1:]}
         sampler, run_sampler = self._sampler(self._buckets.rows(len(batch.slots)))
         run_sampler()
         reports = self._reports(forward, sampler, batch)
         pending = self._outputs.send(sampler.tokens[: len(batch.slots)], began, reports, forced)
         if len(masked):
-            rows = [row for index, row in enumerate(masked.tolist()) if index not in found]
+            rows = [row for index, row in enumerate(masked.tolist()) if index not in forced_texts]
             grammars = [(row, self._masks.of(batch.slots[row])) for row in rows]
             self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
         return pending
@@ -198,8 +199,8 @@ class CudaDevice:
         self._tables.allow(self._on_device(slots).long(), pinned.to(self._runtime.device, non_blocking=True))
         return forced
 
+    @override
     def close(self) -> None:
-        """Drops the model, the graphs and the KV pool."""
         self._forwards.clear()
         self._samplers.clear()
         self._masks.close()
@@ -219,12 +220,12 @@ class CudaDevice:
 
     def _candidate_reports(self, sampler: Sampler, batch: StepBatch) -> list[Report]:
         """Enqueues the candidates of the rows that report some, by their edited logits."""
-        wanted: Int64 = self._records["num_candidates"][batch.slots]
-        rows = np.flatnonzero(batch.samples & (wanted > 0))
+        counts: Int64 = self._records["num_candidates"][batch.slots]
+        rows = np.flatnonzero(batch.samples & (counts > 0))
         if not len(rows):
             return []
         logits = sampler.logits.index_select(0, self._on_device(rows))
-        return [Report(rows, batch.ends[rows], wanted[rows], reduce_candidates(logits, int(wanted[rows].max())))]
+        return [Report(rows, batch.ends[rows], counts[rows], reduce_candidates(logits, int(counts[rows].max())))]
 
     def _sampled_reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of the sampled tokens."""
@@ -275,7 +276,7 @@ class CudaDevice:
         return Forward(self._model, self._backend, self._tables, self._columns, self._memory, bucket, captured=captured)
 
     def _sampler(self, rows: int) -> tuple[Sampler, Callable[[], None]]:
-        """Returns the same of the second part."""
+        """Returns the second part of a step, and what runs it: its graph, or its kernels one by one."""
         if rows in self._samplers:
             return self._samplers[rows]
         sampler = Sampler(self._model, self._tables, self._columns, self._memory, rows)

@@ -10,7 +10,7 @@ from pagewire.kernels.triton.layers.gated import gated
 from pagewire.kernels.triton.layers.grouped_linear import grouped_linear
 from pagewire.kernels.triton.layers.moe_routing import choose, combine, group
 from pagewire.kernels.triton.layers.rms_norm import rms_norm
-from pagewire.services.executor.devices.cuda.step_attention import StepAttention
+from pagewire.services.executor.devices.cuda.attention.step_attention import StepAttention
 from pagewire.services.executor.models.decoder import DecoderAttention, DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts
 from pagewire.services.executor.models.layers import Activate, RMSNorm
@@ -97,7 +97,7 @@ class Norm(nn.Module):
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`. The sum overwrites `residual`."""
+        """Returns the norm of x + residual, and the sum itself, which overwrites `residual`."""
         out = torch.empty_like(x)
         rms_norm(x, self.weight, self.eps, out, residual)
         return out, residual

@@ -41,20 +41,20 @@ class OneShape:
 
     @property
     def captured(self) -> list[Bucket]:
-        """See `Buckets.captured`."""
+        """The shape to capture; none if it is larger than `LARGEST`."""
         return [self._bucket] if self._bucket.tokens <= LARGEST else []
 
     @property
     def sampled(self) -> list[int]:
-        """See `Buckets.sampled`."""
+        """The rows for which sampling is captured."""
         return [bucket.rows for bucket in self.captured]
 
     def rows(self, _rows: int) -> int:
-        """See `Buckets.rows`."""
+        """Returns the rows for which every step makes logits."""
         return self._bucket.rows
 
     def choose(self, _rows: int, tokens: int) -> Bucket:
-        """See `Buckets.choose`.
+        """Returns the bucket of a step.
 
         Raises:
             ConfigurationError: the step is too large.

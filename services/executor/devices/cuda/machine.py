@@ -1,4 +1,4 @@
-"""What a machine needs for the device `cuda`, beside the GPU."""
+"""Checks a machine for what the device `cuda` needs beside the GPU."""
 
 import shutil
 import sysconfig
@@ -14,7 +14,7 @@ DRIVERS = {"12": 525, "13": 580}
 
 
 def check_machine() -> str:
-    """Returns what was found, in words.
+    """Returns the GPU and the versions, in words.
 
     Raises:
         ConfigurationError: something is missing; the message says what to install.

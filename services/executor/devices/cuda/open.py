@@ -8,9 +8,11 @@ import torch
 
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import check_model, find_flashinfer, refused
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer, refused
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
@@ -18,9 +20,7 @@ from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.step_attention import Backend
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.defaults import GPU, slots_of
 from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.logprobs import LogprobsMode
@@ -37,13 +37,13 @@ FP8_SINCE = (8, 9)
 """First compute capability with instructions to convert to and from fp8."""
 GRAPHS = 1 << 30
 """Bytes reserved for captured graphs, which are allocated after the KV pool."""
-BACKENDS: Mapping[str, Callable[[KVPool, Capacity, Runtime], Backend]] = {
+BACKENDS: Mapping[str, Callable[[KVPool, Capacity, Runtime], AttentionBackend]] = {
     "triton": TritonBackend,
     "TRITON_ATTN": TritonBackend,
     "flashinfer": FlashInferBackend,
     "FLASHINFER": FlashInferBackend,
 }
-"""What computes attention, by the values of `attention_backend`."""
+"""Backends of attention, by the values of the setting `attention_backend`."""
 
 
 def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
@@ -134,7 +134,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     return device
 
 
-def _run_padding(model: CausalLM, capacity: Capacity, tokens: int, backend: Backend, runtime: Runtime) -> None:
+def _run_padding(model: CausalLM, capacity: Capacity, tokens: int, backend: AttentionBackend, runtime: Runtime) -> None:
     """Runs a step of padding only, which takes as much memory as the largest step, and the allocator keeps it."""
     slots = capacity.max_num_seqs
     tokens = min(tokens, slots * capacity.max_model_len)  # more positions than the slots have are in no step

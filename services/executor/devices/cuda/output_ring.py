@@ -16,14 +16,14 @@ from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64,
 
 
 class Report(NamedTuple):
-    """What a step reports of some tokens beside their ids, on its way to the host."""
+    """Log-probabilities or candidates of some tokens of a step, on their way to the host."""
 
     rows: Int64
     """[M] row in the batch of each token."""
     positions: Int64
     """[M] position of each token in its sequence."""
     counts: Int64
-    """[M] entries wanted of each token."""
+    """[M] number of entries to report of each token."""
     reduced: Tensor
     """Result of `reduce_logprobs` on the device, or of `reduce_candidates`."""
 
@@ -32,18 +32,18 @@ class Reports(NamedTuple):
     """All that a step reports."""
 
     sampled: Sequence[Report] = ()
-    """Of the sampled tokens."""
+    """Log-probabilities of the sampled tokens."""
     prompts: Sequence[Report] = ()
-    """Of tokens of prompts."""
+    """Log-probabilities of tokens of prompts."""
     candidates: Sequence[Report] = ()
-    """At most one, of the candidates at the places of sampled tokens."""
+    """Candidates in the places of sampled tokens: one report at most."""
 
 
 NOTHING = Reports()
 
 
 class PendingCopy:
-    """A launched step: see `Device.launch`."""
+    """A launched step, as the protocol `PendingStep` describes it."""
 
     token_counts = None
     """Each row samples one token at most."""
@@ -61,24 +61,20 @@ class PendingCopy:
         """`reports` are in pinned memory, to which they are copied before `arrived`."""
         self._ring = ring
         self._tokens = tokens
-        self._found: Int64 | None = None
+        self._ids: Int64 | None = None
         self._began, self._ended, self._arrived = began, ended, arrived
         self._reports = reports
         self.forced = forced
-        """See `PendingStep.forced` of the protocol."""
         self.candidates: Candidates | None = None
-        """See `PendingStep.candidates` of the protocol."""
         self.logprobs: Logprobs | None = None
-        """See `PendingStep.logprobs` of the protocol."""
         self.prompt_logprobs: Logprobs | None = None
-        """See `PendingStep.prompt_logprobs` of the protocol."""
 
     def tokens(self) -> Int64:
         """Waits until the step has ended and returns what `wait` returns, before or after `wait`."""
-        if self._found is None:
+        if self._ids is None:
             self._arrived.wait()
-            self._found = self._tokens.numpy().astype(np.int64)
-        return self._found
+            self._ids = self._tokens.numpy().astype(np.int64)
+        return self._ids
 
     def wait(self) -> Int64:
         """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
@@ -90,14 +86,14 @@ class PendingCopy:
         tokens = self.tokens()
         self._ring.busy += self._ended.seconds_since(self._began)
         sampled, prompts, candidates = self._reports
-        self.logprobs = join_logprobs([_found(report, tokens[report.rows] >= 0) for report in sampled])
-        self.prompt_logprobs = join_logprobs([_found(report) for report in prompts])
+        self.logprobs = join_logprobs([_logprobs(report, tokens[report.rows] >= 0) for report in sampled])
+        self.prompt_logprobs = join_logprobs([_logprobs(report) for report in prompts])
         for report in candidates:
             self.candidates = unpack_candidates(report.reduced.numpy(), report.rows, report.counts)
         return tokens
 
 
-def _found(report: Report, kept: Bool | slice = slice(None)) -> Logprobs:
+def _logprobs(report: Report, kept: Bool | slice = slice(None)) -> Logprobs:
     columns = report.rows[kept], report.positions[kept], report.counts[kept]
     return unpack_logprobs(report.reduced.numpy()[kept], *columns)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix, eight_bit_linear
 from pagewire.kernels.triton.layers.eight_bit_linear import tile_of as eight_bit_tile
@@ -18,7 +19,7 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.tensors import TensorSource
-from pagewire.services.executor.models.weights import Parts
+from pagewire.services.executor.models.weights import Packing, Parts
 
 _log = structlog.get_logger()
 
@@ -80,14 +81,14 @@ class EightBitLinear(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class CudaPacking:
-    """A `Packing` for the GPU. The output layer is not packed, because logits are computed by PyTorch."""
+class CudaPacking(Packing):
+    """The packing of a GPU. The output layer is not packed, because logits are computed by PyTorch."""
 
     fp8: bool
     """Whether the GPU has instructions for fp8."""
 
+    @override
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
-        """See `Packing.pack`."""
         kinds: Counter[str] = Counter()
         for path, module in list(model.named_modules()):
             if not isinstance(module, nn.Linear | PackedLinear) or module is model.lm_head:
@@ -112,7 +113,7 @@ class CudaPacking:
     def _packed(self, source: TensorSource, names: Sequence[str]) -> IntegerMatrix | EightBitMatrix | None:
         """Returns tensors one below the other; None if no kernel can read them so."""
         try:
-            scaled = [found for name in names if (found := source.eight_bits(name)) is not None]
+            scaled = [matrix for name in names if (matrix := source.eight_bits(name)) is not None]
             if len(scaled) == len(names) and (self.fp8 or scaled[0].values.dtype == torch.int8):
                 return join_eight_bits(scaled)
             integers = [codes for name in names if (codes := source.integers(name)) is not None]

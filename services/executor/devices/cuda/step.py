@@ -14,20 +14,20 @@ from pagewire.kernels.triton.sampling.edit_logits import edit_logits
 from pagewire.kernels.triton.sampling.sampler import TILE, sample
 from pagewire.kernels.triton.step.bookkeeping import bookkeeping
 from pagewire.kernels.triton.step.step_inputs import StepInputs, step_inputs
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, StepAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
-from pagewire.services.executor.devices.cuda.step_attention import Backend, StepAttention
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.models.model import CausalLM
 
 
 class StepMemory:
-    """What a forward of any bucket leaves for the sampling of any number of rows, up to S = `max_num_seqs`.
+    """The results of a forward of any bucket, for the sampling of any number of rows up to S = `max_num_seqs`.
 
     Attributes:
         num_computed_tokens, ends, lengths: int32 [S], see `StepInputs`.
         last_hidden: [S, D], the hidden states of each row's last token; [0] before the first forward.
-        logits: float32 [S, V]. Of their own for each graph, they would take gigabytes.
+        logits: float32 [S, V], shared by all graphs: a tensor for each would take gigabytes.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Forward:
     def __init__(
         self,
         model: CausalLM,
-        backend: Backend,
+        backend: AttentionBackend,
         tables: GpuSlots,
         columns: StepColumns,
         memory: StepMemory,

@@ -1,4 +1,4 @@
-"""What the host sends to the device before a step: the rows, and the changed entries of tables."""
+"""Sends the rows of a step and the changed entries of tables from the host to the device."""
 
 import numpy as np
 import torch

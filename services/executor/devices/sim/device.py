@@ -144,14 +144,14 @@ class SimDevice(Device):
         chosen = self._tokens[picked]
         counts = records["num_candidates"][slots]
         candidates = self._simulated(rows, counts, picked) if np.count_nonzero(counts) else None
-        wanted = records["num_logprobs"][slots]
-        logprobs = self._logprobs(rows, positions, wanted, chosen, picked) if np.count_nonzero(wanted) else None
+        entries = records["num_logprobs"][slots]
+        logprobs = self._logprobs(rows, positions, entries, chosen, picked) if np.count_nonzero(entries) else None
         prompt = None
         if batch.next_ids is not None:
             places = np.flatnonzero(batch.next_ids >= 0)
             owners = np.repeat(np.arange(len(batch.slots)), batch.query_lens)[places]
-            wanted, ids = self._records["num_prompt_logprobs"][batch.slots[owners]], batch.next_ids[places]
-            prompt = self._logprobs(owners, batch.positions[places] + 1, wanted, ids, ids)
+            entries, ids = self._records["num_prompt_logprobs"][batch.slots[owners]], batch.next_ids[places]
+            prompt = self._logprobs(owners, batch.positions[places] + 1, entries, ids, ids)
         columns = batch.num_computed_tokens, batch.query_lens, batch.samples
         seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
         if token_counts is None:

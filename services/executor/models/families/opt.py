@@ -51,7 +51,7 @@ class OPTConfig(Common, frozen=True, kw_only=True):
 
 
 class OptAttention(nn.Module):
-    """Multi-head attention."""
+    """The multi-head attention of a layer."""
 
     def __init__(self, config: OPTConfig, layer: int) -> None:
         super().__init__()

@@ -140,7 +140,7 @@ def weights(config: dict[str, Any], files: StoredTensors) -> dict[str, Quantized
         ConfigurationError: the settings cannot be used, or a tensor is missing or does not fit them.
     """
     settings = parse_settings(Settings, config)
-    found = {}
+    matrices = {}
     plain = [module for module in modules_with(files, "weight") if files.header(f"{module}.weight").dtype in WHOLE]
     for module in [*modules_with(files, "weight_packed"), *plain]:
         scheme = settings.scheme(module)
@@ -149,8 +149,8 @@ def weights(config: dict[str, Any], files: StoredTensors) -> dict[str, Quantized
             raise ConfigurationError(
                 f"quantization_config of config.json names no format for {module}: fetch the model again"
             )
-        found[f"{module}.weight"] = READERS[form](module, files, scheme)
-    return found
+        matrices[f"{module}.weight"] = READERS[form](module, files, scheme)
+    return matrices
 
 
 WHOLE = ("I8", *FP8)

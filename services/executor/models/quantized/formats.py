@@ -34,9 +34,9 @@ def read_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any] | 
     Raises:
         ConfigurationError: ModelOpt's file is malformed.
     """
-    found = config.get("quantization_config")
-    if found is not None or not (folder / MODELOPT_FILE).is_file():
-        return found
+    entry = config.get("quantization_config")
+    if entry is not None or not (folder / MODELOPT_FILE).is_file():
+        return entry
     try:
         settings = msgspec.json.decode((folder / MODELOPT_FILE).read_bytes(), type=dict[str, Any])["quantization"]
         return dict(settings) | {"quant_method": "modelopt"}

@@ -37,7 +37,7 @@ def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
     unpack = _UNPACK.get(kind.name)
     if unpack is None:
         return None
-    found = unpack(rows.reshape(-1, kind.size))
+    integers = unpack(rows.reshape(-1, kind.size))
 
     def by_row(numbers: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers).reshape(len(rows), -1))
@@ -47,8 +47,8 @@ def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
             return Multiples(by_row(stored.factors), by_row(stored.steps))
         return by_row(stored).float()
 
-    minima = None if found.minima is None else scales(found.minima)
-    return IntegerWeights(by_row(found.codes), found.bits, scales(found.scales), found.zero, minima)
+    minima = None if integers.minima is None else scales(integers.minima)
+    return IntegerWeights(by_row(integers.codes), integers.bits, scales(integers.scales), integers.zero, minima)
 
 
 def _q4_0(blocks: Bytes) -> _Unpacked:

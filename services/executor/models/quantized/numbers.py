@@ -15,7 +15,7 @@ Source: OCP Microscaling Formats (MX) Specification 1.0, table 5.
 E2M1_BITS = 5
 """Bits of the code that `e2m1_codes` returns."""
 E2M1_ZERO = 16
-"""Its code of 0."""
+"""The code of 0 among those that `e2m1_codes` returns."""
 _CODES = [E2M1_ZERO + sign * value for sign in (1, -1) for value in E2M1_TWICE]
 _PAIRS = torch.tensor([(_CODES[byte % 16], _CODES[byte // 16]) for byte in range(256)], dtype=torch.uint8)
 E8M0_BIAS = 127
@@ -34,6 +34,7 @@ class Scaled:
     zeros: Tensor | None = None
     """[R, C] or a single number [1, 1]; None: all are 0."""
     block: tuple[int, int] = (1, 1)
+    """Rows and columns that share a scale."""
 
     def dequantize(self) -> Tensor:
         """Returns the weights in float32 [N, K]."""

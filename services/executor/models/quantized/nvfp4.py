@@ -36,14 +36,14 @@ def weights(config: dict[str, Any], files: StoredTensors) -> dict[str, Quantized
         ConfigurationError: the settings cannot be used, or a tensor is missing or does not fit them.
     """
     algorithm = parse_settings(Settings, config).quant_algo
-    found = {}
+    matrices = {}
     for module in modules_with(files, "weight"):
         dtype = files.header(f"{module}.weight").dtype
         if algorithm == "FP8" and dtype in FP8:
-            found[f"{module}.weight"] = fp8_weight(module, files, block=None)
+            matrices[f"{module}.weight"] = fp8_weight(module, files, block=None)
         elif algorithm == "NVFP4" and dtype == "U8":
-            found[f"{module}.weight"] = _weight(files, module, "weight", "weight_scale_2")
-    return found
+            matrices[f"{module}.weight"] = _weight(files, module, "weight", "weight_scale_2")
+    return matrices
 
 
 def packed_weight(module: str, files: StoredTensors) -> QuantizedWeight:

@@ -9,12 +9,12 @@ from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.models.quantized.layouts import GROUP, IntegerWeights
 
 SMALLEST = 2.0**-16
-"""Below it, float16 has fewer than eight bits of a number, and float32 is kept."""
+"""Smallest scale that is stored as float16, which has fewer than eight bits of a smaller number."""
 SMALLEST_STEP = 2.0**-19
-"""Below it, float16 rounds a step by more than a 64th."""
+"""Smallest step that is stored as float16, which rounds a smaller one by more than a 64th."""
 FEW, MANY = 8, 64
-"""Groups of a row whose scales are multiples of one step: with fewer, steps take too much memory; with more, multiples
-are too coarse."""
+"""Fewest and most groups of a row whose scales are multiples of one step: with fewer, steps take too much memory; with
+more, multiples are too coarse."""
 
 
 def round_weights(weight: Tensor, bits: int) -> IntegerWeights:

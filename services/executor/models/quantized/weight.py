@@ -102,12 +102,12 @@ def require(files: StoredTensors, name: str, dtypes: Collection[str], *shapes: S
         )
     header = files.header(name)
     if header.dtype not in dtypes or 0 in header.shape or not any(_fits(header.shape, shape) for shape in shapes):
-        wanted = " or ".join(
+        allowed = " or ".join(
             str(["any" if size is None else size for size in shape]).replace("'", "") for shape in shapes
         )
         raise ConfigurationError(
             f"tensor {name} is {header.dtype} {list(header.shape)}, and its quantization_config asks for "
-            f"{' or '.join(dtypes)} {wanted}: fetch the model again"
+            f"{' or '.join(dtypes)} {allowed}: fetch the model again"
         )
     return header.shape
 
@@ -119,10 +119,10 @@ def read_groups(files: StoredTensors, name: str, inputs: int, groups: int) -> Te
         ConfigurationError: the tensor is missing, or names groups that are not there.
     """
     require(files, name, ("I32", "I64"), (inputs,))
-    found = files.tensor(name).long()
-    if not 0 <= int(found.min()) <= int(found.max()) < groups:
+    indices = files.tensor(name).long()
+    if not 0 <= int(indices.min()) <= int(indices.max()) < groups:
         raise ConfigurationError(f"tensor {name} names groups that are not there: fetch the model again")
-    return found
+    return indices
 
 
 def check_pattern(pattern: str) -> None:

@@ -51,8 +51,8 @@ def check_modules(model: PreTrainedModel) -> None:
             raise ConfigurationError(f"it chooses the keys to attend to ({name})")
         if issubclass(kind, PreTrainedModel):
             continue
-        if found := _STATE.search(inspect.getsource(kind)):
-            raise ConfigurationError(f"its layers keep a state of earlier inputs ({name}: {found[0]})")
+        if match := _STATE.search(inspect.getsource(kind)):
+            raise ConfigurationError(f"its layers keep a state of earlier inputs ({name}: {match[0]})")
 
 
 def body_name(model: PreTrainedModel) -> str:

@@ -74,8 +74,8 @@ def load_decoder(
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"transformers cannot load {folder}: {_first_line(error)}") from error
     for what in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if found := sorted(map(str, info[what])):
-            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        if names := sorted(map(str, info[what])):
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
     if quantization is not None:

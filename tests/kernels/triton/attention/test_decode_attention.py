@@ -16,8 +16,9 @@ from pagewire.kernels.triton.attention.decode_attention import (
     plan_batch,
     split_attention,
 )
-from pagewire.kernels.triton.attention.paged_attention import paged_attention, reference
+from pagewire.kernels.triton.attention.paged_attention import paged_attention
 from tests.kernels.triton.batches import DEVICE, Case, assert_close, int32, paged_case, poisoned
+from tests.kernels.triton.references.paged_attention import reference
 
 
 def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 32, **options: Any) -> Attention:

@@ -6,9 +6,10 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.attention.join_splits import join_splits, reference
+from pagewire.kernels.triton.attention.join_splits import join_splits
 from pagewire.kernels.triton.jit import jit
 from tests.kernels.triton.batches import DEVICE, assert_close, int32
+from tests.kernels.triton.references.join_splits import reference
 
 HEADS, SIZE = 6, 24
 GROUP = 3

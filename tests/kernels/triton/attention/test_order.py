@@ -40,7 +40,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def results() -> list[torch.Tensor]:
-    """What attention and the sampler make of a mixed batch."""
+    """The outputs of attention and of the sampler for a mixed batch."""
     shape = layer()
     case = paged_case(shape, [(1, 120), (7, 40), (0, 0), (20, 20), (1, 17)])
     arguments = (case.query, case.key_cache, case.value_cache)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.attention_layer import Batch
-from pagewire.kernels.triton.attention.page_indices import BLOCK, page_indices, reference
+from pagewire.kernels.triton.attention.page_indices import BLOCK, page_indices
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references.page_indices import reference
 
 DUMMY = 10**6
 UNWRITTEN = -7
@@ -26,16 +27,16 @@ def check(rows: list[tuple[int, int, int]], window: int, block_size: int, width:
     batch = Batch(slots, int32([length for _, _, length in rows]), int32(queries), tables)
     out = torch.full((starts[-1] + 5,), UNWRITTEN, dtype=torch.int32, device=DEVICE)
     page_indices(batch, int32(starts), window, DUMMY, block_size, out)
-    found = out.tolist()
-    assert found[: starts[-1]] == reference(batch, starts, window, DUMMY, block_size)
-    assert set(found[starts[-1] :]) == {UNWRITTEN}
-    return found
+    indices = out.tolist()
+    assert indices[: starts[-1]] == reference(batch, starts, window, DUMMY, block_size)
+    assert set(indices[starts[-1] :]) == {UNWRITTEN}
+    return indices
 
 
 def test_rows_of_several_programs() -> None:
     entries = 2 * BLOCK + 3
-    found = check([(entries, 1, entries * 4 - 1), (1, 1, 2), (entries, 5, entries * 4)], 0, 4, entries)
-    assert DUMMY not in found
+    indices = check([(entries, 1, entries * 4 - 1), (1, 1, 2), (entries, 5, entries * 4)], 0, 4, entries)
+    assert DUMMY not in indices
 
 
 def test_a_dead_row_has_no_block_of_its_own() -> None:
@@ -43,11 +44,11 @@ def test_a_dead_row_has_no_block_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("window", "hidden"), [(0, 0), (1, 3), (4, 3), (5, 2), (8, 2), (9, 1), (100, 0)])
-def test_what_a_window_has_left_behind_is_not_listed(window: int, hidden: int) -> None:
-    """Of a query at position 15, in the fourth block of four positions."""
-    found = check([(4, 1, 16)], window, 4, 6)[:4]
-    assert found[: hidden + 1] == [found[hidden]] * (hidden + 1)
-    assert len(set(found)) == 4 - hidden
+def test_blocks_behind_a_window_are_not_listed(window: int, hidden: int) -> None:
+    """The query is at position 15, in the fourth block of four positions."""
+    indices = check([(4, 1, 16)], window, 4, 6)[:4]
+    assert indices[: hidden + 1] == [indices[hidden]] * (hidden + 1)
+    assert len(set(indices)) == 4 - hidden
 
 
 @settings(max_examples=20, deadline=None)

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.attention.plan_splits import capacity, most_items, plan_splits, reference, split_tiles
+from pagewire.kernels.triton.attention.plan_splits import capacity, most_items, plan_splits
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references.plan_splits import reference, split_tiles
 
 
 def waves(tiles: list[int], size: int, room: int) -> float:

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.attention.rotary_cache import Rotary, reference, rotary_cache
+from pagewire.kernels.triton.attention.rotary_cache import Rotary, rotary_cache
 from tests.kernels.triton.batches import DEVICE, assert_close, int32
+from tests.kernels.triton.references.rotary_cache import reference
 
 BLOCK_SIZE = 16
 BLOCKS = 6
@@ -37,16 +38,13 @@ def check(
 
     q, k, v = reference(layer, packed, positions, table, *weights)
     if cache is not None:
-        k, v = (
-            part.float().div(scale).to(cache).double() * scale
-            for part, scale in ((k, layer.key_scale), (v, layer.value_scale))
-        )
+        k, v = (part.float().to(cache).double() for part in (k, v))
     assert_close(query, q, dtype)
     rows = [(place // BLOCK_SIZE, place % BLOCK_SIZE) for place in places]
     for token, (block, offset) in enumerate(rows):
         written_k, written_v = keys[block, :, offset].double(), values[block, :, offset].double()
-        assert_close(written_k * layer.key_scale, k[token], dtype)
-        assert_close(written_v * layer.value_scale, v[token], dtype)
+        assert_close(written_k, k[token], dtype)
+        assert_close(written_v, v[token], dtype)
         keys[block, :, offset] = torch.nan
         values[block, :, offset] = torch.nan
     assert keys.float().isnan().all()
@@ -69,8 +67,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         Rotary(3, 1, 96, 96),
         Rotary(2, 1, 120, 120),
         Rotary(2, 2, 64, 0),
-        Rotary(4, 2, 64, 64, interleaved=True),
-        Rotary(2, 1, 80, 20, interleaved=True),
+        Rotary(2, 1, 80, 20),
         Rotary(5, 1, 256, 128),
     ],
     ids=str,
@@ -85,12 +82,12 @@ def test_norms_of_single_heads() -> None:
 
 
 def test_fp8_cache() -> None:
-    check(Rotary(4, 2, 64, 0, key_scale=0.5, value_scale=0.25), [7, 20], cache=torch.float8_e4m3fn)
+    check(Rotary(4, 2, 64, 0), [7, 20], cache=torch.float8_e4m3fn)
 
 
 def test_fp8_saturates() -> None:
-    layer = Rotary(1, 1, 64, 0, key_scale=1e-3, value_scale=1e-3)
-    packed = torch.full((1, 3 * 64), 7.0, device=DEVICE)
+    layer = Rotary(1, 1, 64, 0)
+    packed = torch.full((1, 3 * 64), 7000.0, device=DEVICE)
     keys, values = (torch.zeros(1, 1, 16, 64, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
     query = torch.empty(1, 1, 64, device=DEVICE)
     place = torch.tensor([0], device=DEVICE)
@@ -105,9 +102,6 @@ def test_fp8_saturates() -> None:
     st.sampled_from([(1, 1), (6, 2), (7, 1)]),
     st.sampled_from([(32, 32), (40, 24), (48, 0)]),
     st.booleans(),
-    st.booleans(),
 )
-def test_any_layer(
-    places: list[int], heads: tuple[int, int], sizes: tuple[int, int], interleaved: bool, normed: bool
-) -> None:
-    check(Rotary(*heads, *sizes, interleaved=interleaved), places, normed=normed)
+def test_any_layer(places: list[int], heads: tuple[int, int], sizes: tuple[int, int], normed: bool) -> None:
+    check(Rotary(*heads, *sizes), places, normed=normed)

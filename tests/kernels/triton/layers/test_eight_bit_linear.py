@@ -7,6 +7,8 @@ from pagewire.kernels.triton.layers import eight_bit_linear, round_rows
 from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
 from pagewire.kernels.triton.layers.split_inputs import counters_of
 from tests.kernels.triton.batches import DEVICE, TOLERANCE, poisoned
+from tests.kernels.triton.references import eight_bit_linear as eight_bit_linear_reference
+from tests.kernels.triton.references import round_rows as round_rows_reference
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)
 
@@ -29,7 +31,7 @@ def test_rounding(dtype: torch.dtype, inputs: int, group: int) -> None:
     x = rows(3, inputs)
     x[1] = 0.0
     found, scales = rounded(x, group, dtype)
-    expected, expected_scales = round_rows.reference(x, group, dtype)
+    expected, expected_scales = round_rows_reference.reference(x, group, dtype)
     torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
     step = 1.0 if dtype == torch.int8 else 32.0  # of the largest numbers, where a quotient may differ in its last bit
     assert (found.float() - expected.float()).abs().max() <= step
@@ -51,7 +53,7 @@ def test_products(dtype: torch.dtype, inputs: int, group: int, count: int) -> No
     bias = torch.arange(70.0, device=DEVICE) if count == 3 else None
     out = poisoned(torch.empty(count, 70, device=DEVICE))
     eight_bit_linear.eight_bit_linear(x, scales, matrix, bias, out)
-    expected = eight_bit_linear.reference(x, scales, matrix, bias)
+    expected = eight_bit_linear_reference.reference(x, scales, matrix, bias)
     rounded_sums = dtype == torch.float8_e4m3fn and torch.cuda.is_available()  # to 14 bits, by sm_90's tensor cores
     limit = 2.0**-12 if rounded_sums else TOLERANCE[torch.float32]
     assert ((out - expected).abs().max() / expected.abs().max()).item() <= limit

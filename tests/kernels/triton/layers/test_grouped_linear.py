@@ -4,9 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.layers.grouped_linear import grouped_linear, reference
+from pagewire.kernels.triton.layers.grouped_linear import grouped_linear
 from pagewire.kernels.triton.layers.moe_routing import group
 from tests.kernels.triton.batches import DEVICE
+from tests.kernels.triton.references.grouped_linear import reference
 
 
 def values(*shape: int, seed: int) -> torch.Tensor:
@@ -22,11 +23,11 @@ def check(tokens: int, count: int, experts: int, size: int, outputs: int) -> Non
     x, weight = values(tokens, size, seed=1), values(experts, outputs, size, seed=2)
     chosen = choices(tokens, count, experts, seed=3)
     groups = group(chosen, experts)
-    made = grouped_linear(x, weight, groups, gather=True)
-    found = made[groups.places.long()].view(tokens, count, outputs)
-    torch.testing.assert_close(found.double(), reference(x, weight, chosen), rtol=1e-4, atol=1e-4)
+    by_place = grouped_linear(x, weight, groups, gather=True)
+    by_token = by_place[groups.places.long()].view(tokens, count, outputs)
+    torch.testing.assert_close(by_token.double(), reference(x, weight, chosen), rtol=1e-4, atol=1e-4)
     each = x[groups.pairs // count].contiguous()
-    torch.testing.assert_close(grouped_linear(each, weight, groups, gather=False), made)
+    torch.testing.assert_close(grouped_linear(each, weight, groups, gather=False), by_place)
 
 
 def test_each_token_is_multiplied_by_its_experts() -> None:
@@ -43,5 +44,5 @@ def test_all_tokens_may_choose_one_expert() -> None:
     x, weight = values(35, 16, seed=1), values(3, 16, 16, seed=2)
     chosen = torch.full((35, 1), 1, dtype=torch.int32, device=DEVICE)
     groups = group(chosen, 3)
-    found = grouped_linear(x, weight, groups, gather=True)[groups.places.long()]
-    torch.testing.assert_close(found.double()[:, None], reference(x, weight, chosen), rtol=1e-4, atol=1e-4)
+    by_pair = grouped_linear(x, weight, groups, gather=True)[groups.places.long()]
+    torch.testing.assert_close(by_pair.double()[:, None], reference(x, weight, chosen), rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ from pagewire.kernels.triton.layers import integer_linear
 from pagewire.kernels.triton.layers.integer_linear import IntegerMatrix, pack
 from pagewire.kernels.triton.layers.split_inputs import splits_of
 from tests.kernels.triton.batches import DEVICE, assert_close, poisoned
+from tests.kernels.triton.references import integer_linear as integer_linear_reference
 
 
 def weights(bits: int, outputs: int, inputs: int, group: int, *, zero: int = 0, lowest: bool = False) -> IntegerMatrix:
@@ -14,10 +15,10 @@ def weights(bits: int, outputs: int, inputs: int, group: int, *, zero: int = 0, 
     codes = torch.randint(1 << bits, (outputs, inputs), generator=random, dtype=torch.uint8)
     scales = torch.rand(outputs, inputs // group, generator=random) * 2.0**-bits
     minima = -torch.rand(outputs, inputs // group, generator=random) if lowest else None
-    found = pack(codes, bits, scales, zero, minima)
-    moved = None if found.minima is None else found.minima.to(DEVICE)
-    on_device = found.codes.to(DEVICE), found.scales.to(DEVICE), moved
-    return IntegerMatrix(*on_device, found.per_word, found.zero, found.counters.to(DEVICE))
+    matrix = pack(codes, bits, scales, zero, minima)
+    moved = None if matrix.minima is None else matrix.minima.to(DEVICE)
+    on_device = matrix.codes.to(DEVICE), matrix.scales.to(DEVICE), moved
+    return IntegerMatrix(*on_device, matrix.per_word, matrix.zero, matrix.counters.to(DEVICE))
 
 
 def multiply(rows: int, matrix: IntegerMatrix, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -25,7 +26,7 @@ def multiply(rows: int, matrix: IntegerMatrix, bias: torch.Tensor | None, dtype:
     x = torch.randn(rows, matrix.inputs, generator=random).to(DEVICE, dtype)
     out = poisoned(x.new_empty(rows, matrix.outputs))
     integer_linear.integer_linear(x, matrix, bias, out)
-    assert_close(out, integer_linear.reference(x, matrix, bias), dtype)
+    assert_close(out, integer_linear_reference.reference(x, matrix, bias), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pagewire.kernels.triton.layers import moe_routing
 from pagewire.kernels.triton.layers.moe_routing import ROWS, choose, combine, group
 from tests.kernels.triton.batches import DEVICE
+from tests.kernels.triton.references import moe_routing as moe_routing_reference
 
 
 def random_logits(tokens: int, experts: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -22,7 +23,7 @@ def test_a_token_takes_its_likeliest_experts(experts: int, count: int, dtype: to
     logits = torch.stack([torch.randperm(experts, generator=torch.Generator().manual_seed(i)) for i in range(9)])
     logits = (logits / 8).to(DEVICE, dtype)
     weights, chosen = choose(logits, count, normalized=normalized)
-    expected, experts_of = moe_routing.reference(logits, count, normalized=normalized)
+    expected, experts_of = moe_routing_reference.reference(logits, count, normalized=normalized)
     assert torch.equal(chosen.long(), experts_of)
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-7)
 
@@ -68,7 +69,7 @@ def test_outputs_are_summed_by_weight() -> None:
     tokens, count, experts, size = 7, 3, 5, moe_routing.BLOCK + 3
     weights, chosen = choose(random_logits(tokens, experts), count, normalized=True)
     groups = group(chosen, experts)
-    made = torch.randn(tokens * count, size, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    each = made[groups.places.long()].view(tokens, count, size).double()
-    found = combine(made, weights, groups)
-    torch.testing.assert_close(found.double(), (each * weights[..., None].double()).sum(1), rtol=1e-5, atol=1e-6)
+    outputs = torch.randn(tokens * count, size, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    each = outputs[groups.places.long()].view(tokens, count, size).double()
+    sums = combine(outputs, weights, groups)
+    torch.testing.assert_close(sums.double(), (each * weights[..., None].double()).sum(1), rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.triton.layers import rms_norm
 from tests.kernels.triton.batches import DEVICE, assert_close, poisoned
+from tests.kernels.triton.references import rms_norm as rms_norm_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -20,7 +21,7 @@ def inputs(rows: int, size: int, dtype: torch.dtype, seed: int = 0) -> tuple[tor
 def check_rms(rows: int, size: int, dtype: torch.dtype, *, fused: bool, seed: int = 0) -> None:
     x, residual, weight = inputs(rows, size, dtype, seed)
     given_residual = residual if fused else None
-    expected, hidden = rms_norm.reference(x, weight, 1e-5, given_residual)
+    expected, hidden = rms_norm_reference.reference(x, weight, 1e-5, given_residual)
     out = poisoned(x)
     rms_norm.rms_norm(x, weight, 1e-5, out, given_residual)
     assert_close(out, expected, dtype)
@@ -36,7 +37,7 @@ def test_norms(dtype: torch.dtype, fused: bool) -> None:
 
 def test_rms_norm_in_place() -> None:
     x, _, weight = inputs(2, 64, torch.float32)
-    expected, _ = rms_norm.reference(x, weight, 1e-6)
+    expected, _ = rms_norm_reference.reference(x, weight, 1e-6)
     rms_norm.rms_norm(x, weight, 1e-6, x)
     assert_close(x, expected, torch.float32)
 

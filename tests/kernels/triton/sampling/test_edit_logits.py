@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.sampling.edit_logits import TILE, edit_logits, reference
+from pagewire.kernels.triton.sampling.edit_logits import TILE, edit_logits
 from pagewire.kernels.triton.sampling.sampling_columns import ALLOWED, BAD_WORDS, BIASED, PENALIZED, SamplingColumns
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references.edit_logits import reference
 from tests.kernels.triton.sampling_cases import sampling_columns
 
 VOCABULARY = 70

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.triton.jit import jit
-from pagewire.kernels.triton.sampling.philox import reference, uniform
+from pagewire.kernels.triton.sampling.philox import uniform
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references.philox import reference
 
 
 @jit

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.sampling import philox
-from pagewire.kernels.triton.sampling.sampler import TILE, distribution, reference, sample
+from pagewire.kernels.triton.sampling.sampler import TILE, sample
 from pagewire.kernels.triton.sampling.sampling_columns import SamplingColumns
 from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references import philox as philox_reference
+from tests.kernels.triton.references.sampler import distribution, reference
 from tests.kernels.triton.sampling_cases import sampling_columns
 
 VOCABULARY = 2 * TILE + 77
@@ -46,7 +47,7 @@ def check(
         p = distribution(table, logits[row], slot)
         assert p[token] > 0, "a filtered token was picked"
         reached = p.cumsum(0) / p.sum()
-        u = philox.reference(int(table.columns["key"][slot]) & (2**64 - 1), end)
+        u = philox_reference.reference(int(table.columns["key"][slot]) & (2**64 - 1), end)
         assert reached[token] >= u - 1e-5
         assert reached[token] - p[token] / p.sum() <= u + 1e-5
     return tokens

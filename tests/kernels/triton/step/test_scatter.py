@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.triton.step.scatter import reference, scatter
+from pagewire.kernels.triton.step.scatter import scatter
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references.scatter import reference
 
 
 def check(shape: tuple[int, int], updates: list[tuple[int, int, int]], spare: int) -> None:

@@ -8,6 +8,8 @@ from pagewire.kernels.triton.step import bookkeeping, step_inputs
 from pagewire.kernels.triton.step.sequence_state import SequenceState
 from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.triton.batches import DEVICE, int32
+from tests.kernels.triton.references import bookkeeping as bookkeeping_reference
+from tests.kernels.triton.references import step_inputs as step_inputs_reference
 
 BLOCK_SIZE, CONTEXT, DUMMY = 4, 24, 77
 STOPS = [[7, -1], [-1, -1], [8, 9], [7, 8], [-1, -1]]
@@ -41,10 +43,10 @@ def step(
     """One step, checked against the references."""
     rows, cu = int32(slots), cumulative(query_lens)
     inputs = new_inputs(len(slots), sum(query_lens) + padding)
-    tokens, columns = step_inputs.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(query_lens) + padding)
+    tokens, columns = step_inputs_reference.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(query_lens) + padding)
     step_inputs.step_inputs(state, rows, cu, DUMMY, BLOCK_SIZE, inputs)
-    found = torch.stack((inputs.ids, inputs.positions, inputs.places // BLOCK_SIZE), 1)
-    assert found.tolist() == tokens
+    written = torch.stack((inputs.ids, inputs.positions, inputs.places // BLOCK_SIZE), 1)
+    assert written.tolist() == tokens
     live = inputs.places // BLOCK_SIZE != DUMMY
     assert torch.equal((inputs.places % BLOCK_SIZE)[live], (inputs.positions % BLOCK_SIZE)[live].long())
     assert torch.stack((inputs.num_computed_tokens, inputs.ends, inputs.lengths), 1).tolist() == columns
@@ -52,7 +54,7 @@ def step(
     copy = SequenceState(*(getattr(state, name).clone() for name in SequenceState.__slots__))
     finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
     arguments = (rows, cu, inputs.num_computed_tokens, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
-    expected = bookkeeping.reference(copy, *arguments)
+    expected = bookkeeping_reference.reference(copy, *arguments)
     seen = torch.zeros(len(state.known), max(0, *sampled) + 1, dtype=torch.int32, device=DEVICE)
     bookkeeping.bookkeeping(state, *arguments, finishes, seen)
     assert finishes.tolist() == expected

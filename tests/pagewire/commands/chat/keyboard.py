@@ -37,12 +37,12 @@ class Keyboard:
     def expect(self, pattern: str, within: float = 20.0) -> str:
         """Waits for a text; returns everything up to its end since the last one, without colours and the like."""
         deadline = time.monotonic() + within
-        while (found := re.search(pattern, self._shown())) is None:
+        while (match := re.search(pattern, self._shown())) is None:
             assert time.monotonic() < deadline, f"there is no {pattern} in {self._shown()!r}"
             assert self._read(), f"the process has ended without {pattern}: {self._shown()!r}"
         shown = self._shown()
-        self._seen = shown[found.end() :].encode()
-        return shown[: found.end()]
+        self._seen = shown[match.end() :].encode()
+        return shown[: match.end()]
 
     def prompt(self) -> None:
         """Waits until keys are read: what is typed before would be echoed in the middle of an answer."""

@@ -14,18 +14,18 @@ def rows(*wanted: int) -> tuple[Int64, Int64]:
 
 def test_they_are_the_likeliest_by_the_whole_vocabulary() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
-    found = top_candidates(logits, *rows(3, 0, 5, 1))
-    assert found.rows.tolist() == [10, 12, 13]
-    assert found.counts.tolist() == [3, 5, 1]
-    assert found.logprobs.dtype == np.float32
+    candidates = top_candidates(logits, *rows(3, 0, 5, 1))
+    assert candidates.rows.tolist() == [10, 12, 13]
+    assert candidates.counts.tolist() == [3, 5, 1]
+    assert candidates.logprobs.dtype == np.float32
     begin = 0
     for row, count in ((0, 3), (2, 5), (3, 1)):
         best = torch.log_softmax(logits[row], dim=0).topk(count)
         end = begin + count
-        assert found.ids[begin:end].tolist() == best.indices.tolist()
-        assert found.logprobs[begin:end].tolist() == best.values.tolist()
+        assert candidates.ids[begin:end].tolist() == best.indices.tolist()
+        assert candidates.logprobs[begin:end].tolist() == best.values.tolist()
         begin = end
-    assert begin == len(found.ids) == len(found.logprobs)
+    assert begin == len(candidates.ids) == len(candidates.logprobs)
 
 
 def test_the_logits_stay_as_they_are() -> None:
@@ -36,15 +36,15 @@ def test_the_logits_stay_as_they_are() -> None:
 
 
 def test_a_small_vocabulary_has_no_more() -> None:
-    found = top_candidates(torch.tensor([[1.0, 3.0, 2.0]]), *rows(9))
-    assert found.counts.tolist() == [3]
-    assert found.ids.tolist() == [1, 2, 0]
+    candidates = top_candidates(torch.tensor([[1.0, 3.0, 2.0]]), *rows(9))
+    assert candidates.counts.tolist() == [3]
+    assert candidates.ids.tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_log_probabilities_stay_finite_where_logits_are_not(broken: float) -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = broken
-    found = top_candidates(logits, *rows(8))
-    assert np.isfinite(found.logprobs).all()
-    assert sorted(found.ids.tolist()) == list(range(8))
+    candidates = top_candidates(logits, *rows(8))
+    assert np.isfinite(candidates.logprobs).all()
+    assert sorted(candidates.ids.tolist()) == list(range(8))

@@ -24,10 +24,10 @@ def test_defaults_belong_to_the_device(device: str, defaults: object) -> None:
     ("device", "slots", "tokens"), [("cpu", 64, None), ("sim:h100", 1024, 16384), ("sim:l40s", 256, 16384)]
 )
 def test_a_program_that_waits_for_many_results_runs_more_at_once(device: str, slots: int, tokens: int | None) -> None:
-    found = offline(Settings(device=device))
-    assert (found.max_num_seqs, found.max_num_batched_tokens) == (slots, tokens)
-    given = offline(Settings(device=device, max_num_seqs=3, max_num_batched_tokens=9))
-    assert (given.max_num_seqs, given.max_num_batched_tokens) == (3, 9)
+    defaults = offline(Settings(device=device))
+    assert (defaults.max_num_seqs, defaults.max_num_batched_tokens) == (slots, tokens)
+    chosen = offline(Settings(device=device, max_num_seqs=3, max_num_batched_tokens=9))
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens) == (3, 9)
 
 
 def test_slots_are_no_more_than_blocks_and_the_scheduler_learns_the_step(tmp_path: Path) -> None:

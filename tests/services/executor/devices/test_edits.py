@@ -115,8 +115,8 @@ def test_a_sequence_that_went_on_is_one_that_was_added_with_its_tokens(edits: Ed
 
 
 def test_counts_tell_prompt_and_output_apart() -> None:
-    how = blank(tokens=np.array([4, 4, 9, 4, 7, 7]), num_prompt_tokens=3)
-    tokens, counts = seen_of(how)
+    edits = blank(tokens=np.array([4, 4, 9, 4, 7, 7]), num_prompt_tokens=3)
+    tokens, counts = seen_of(edits)
     assert dict(zip(tokens.tolist(), counts.tolist(), strict=True)) == {4: 3, 7: 4, 9: 1}
 
 

@@ -29,9 +29,9 @@ def test_logits_are_those_of_transformers_for_every_chunk_size(drive: Drive, nam
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_text_is_that_of_transformers(drive: Drive, name: str) -> None:
-    wanted = [(seed, reference(checkpoint(name), text(seed, 20), 24, ignore_eos=True)) for seed in range(4)]
+    references = [(seed, reference(checkpoint(name), text(seed, 20), 24, ignore_eos=True)) for seed in range(4)]
     driver = drive(checkpoint(name))
-    clear = [(seed, expected.tokens) for seed, expected in wanted if expected.gap > 1e-4]
+    clear = [(seed, expected.tokens) for seed, expected in references if expected.gap > 1e-4]
     assert len(clear) >= 3
     for seed, tokens in clear:
         driver.add(seed, 44)

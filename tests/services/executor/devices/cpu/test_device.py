@@ -63,8 +63,8 @@ def test_any_schedule_gives_the_same_logits(data: st.DataObject, name: str) -> N
         assert [token >= 0 for token in tokens] == [row.samples for row in rows]
         sampling = [row for row in rows if row.samples]
         for row, logits in zip(sampling, driver.logits if sampling else (), strict=True):
-            wanted = expected[row.slot][row.start + len(row.ids) - 1]
-            torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+            last = expected[row.slot][row.start + len(row.ids) - 1]
+            torch.testing.assert_close(logits, last, rtol=1e-4, atol=1e-4)
 
 
 def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:

@@ -62,7 +62,7 @@ def test_scales_in_two_levels_give_the_bits_of_floats(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = random_model(tmp_path / "model.gguf", "llama", kind)
-    found = logits(path, packed=True)
+    packed = logits(path, packed=True)
 
     def in_floats(rows: npt.NDArray[np.uint8], stored: TensorType) -> IntegerWeights:
         weights = unpack_integers(rows, stored)
@@ -71,7 +71,7 @@ def test_scales_in_two_levels_give_the_bits_of_floats(
         return dataclasses.replace(weights, scales=weights.scales.float(), minima=minima)
 
     monkeypatch.setattr("pagewire.services.executor.models.gguf_tensors.unpack_integers", in_floats)
-    assert torch.equal(logits(path, packed=True), found)
+    assert torch.equal(logits(path, packed=True), packed)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_eight_bits_are_nearly_the_plain_weights(name: str) -> None:
 def test_four_bits_give_the_logits_of_the_rounded_weights(
     name: str, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = logits(checkpoint(name), 4)
+    packed = logits(checkpoint(name), 4)
     plain = round_weights
 
     def exact(weight: Tensor, bits: int) -> IntegerWeights:
@@ -94,7 +94,7 @@ def test_four_bits_give_the_logits_of_the_rounded_weights(
         return dataclasses.replace(rounded, bits=8)
 
     monkeypatch.setattr("pagewire.services.executor.devices.cpu.weight_packing.round_weights", exact)
-    assert torch.equal(logits(checkpoint(name), 4), found)
+    assert torch.equal(logits(checkpoint(name), 4), packed)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
@@ -126,10 +126,10 @@ class Some:
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
         for name, out in targets.items():
-            if (found := self.integers(name)) is None:
+            if (matrix := self.integers(name)) is None:
                 self._source.read({name: out})
             else:
-                out.copy_(found.dequantize())
+                out.copy_(matrix.dequantize())
 
     def integers(self, name: str) -> IntegerWeights | None:
         if not name.endswith(self._stored):

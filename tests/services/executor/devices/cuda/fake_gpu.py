@@ -23,23 +23,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
-from pagewire.kernels.gpu_arch import SHARED_MEMORY
-from pagewire.kernels.triton.compile import configurations
-from pagewire.kernels.triton.jit import Configuration
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.open import BACKENDS
-from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.runtime import Moment
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling_parameters import record
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.kernels.triton.ahead.compile import configurations
+from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 from tests.services.executor.devices.cuda.twins import batch_of
+from tests.support.host_runtime import HostMoment, HostRuntime
 
 Form = tuple[object, ...]
-"""What a compiled kernel depends on: its name, the type of each parameter, constants, alignments and options."""
+"""The inputs of a compiled kernel: its name, the type of each parameter, constants, alignments and options."""
 MODELS: Mapping[str, dict[str, Any]] = {
     **SHAPES,
     "mixtral-8x7b": SHAPES["llama-3-8b"] | {"architectures": ["MixtralForCausalLM"], "vocab_size": 32000},
@@ -188,10 +189,10 @@ class FakeRuntime(HostRuntime):
         self.graphs: list[Counter[str]] = []
 
     def pinned(self, *shape: int) -> Tensor:
-        made = super().pinned(*shape)
-        self._kept.append(made)
-        self.pinned_storages.add(made.untyped_storage().data_ptr())
-        return made
+        tensor = super().pinned(*shape)
+        self._kept.append(tensor)
+        self.pinned_storages.add(tensor.untyped_storage().data_ptr())
+        return tensor
 
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
         assert source.shape == target.shape
@@ -212,7 +213,7 @@ class FakeRuntime(HostRuntime):
 
 @dataclass
 class Findings:
-    """What was seen."""
+    """Everything that a run of the fake GPU has shown."""
 
     launches: dict[str, dict[str, int]] = field(default_factory=dict)
     """Launches of a step by its bucket, and those before it, by kernel."""
@@ -305,14 +306,14 @@ def main() -> None:
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
-    given = parser.parse_args()
-    config = MODELS[given.model] | {"num_hidden_layers": LAYERS}
-    cached = torch.float8_e4m3fn if given.cache == "fp8" else None
+    options = parser.parse_args()
+    config = MODELS[options.model] | {"num_hidden_layers": LAYERS}
+    cached = torch.float8_e4m3fn if options.cache == "fp8" else None
     sys.modules["flashinfer"] = fake_flashinfer.module()
-    found = observe(config, given.arch, compiles=given.compile, cached=cached, backend=given.attention)
-    for bucket, launches in found.launches.items():
+    observations = observe(config, options.arch, compiles=options.compile, cached=cached, backend=options.attention)
+    for bucket, launches in observations.launches.items():
         print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")
-    print(json.dumps(vars(found)))
+    print(json.dumps(vars(observations)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.runtime import Moment
+from tests.support.host_runtime import HostMoment, HostRuntime
 
 
 class LateMoment(HostMoment):

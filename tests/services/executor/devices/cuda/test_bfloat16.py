@@ -26,9 +26,9 @@ def following(device: CpuDevice | CudaDevice, ids: list[int]) -> Tensor:
     plain = device._model.logits
 
     def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        made = plain(hidden, out)
-        seen.append(made[0].float().cpu())
-        return made
+        result = plain(hidden, out)
+        seen.append(result[0].float().cpu())
+        return result
 
     device._model.logits = kept  # type: ignore[method-assign]
     device.add(1, [9, 4], GREEDY)
@@ -41,12 +41,12 @@ def following(device: CpuDevice | CudaDevice, ids: list[int]) -> Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_as_exact_as_those_of_pytorch(name: str) -> None:
     """Not to the bit: PyTorch's attention rounds in other places."""
-    made = following(cuda_device(name, captured=False, dtype=torch.bfloat16), PROMPT)
+    rows = following(cuda_device(name, captured=False, dtype=torch.bfloat16), PROMPT)
     plain = following(cpu_device(name, torch.bfloat16), PROMPT)
     exact = following(cpu_device(name), PROMPT)
-    error, allowed = ((found - exact).pow(2).mean().sqrt() for found in (made, plain))
+    error, allowed = ((found - exact).pow(2).mean().sqrt() for found in (rows, plain))
     assert 0 < error < 1.5 * allowed
-    assert (made - plain).abs().max() < BOUND * exact.std()
+    assert (rows - plain).abs().max() < BOUND * exact.std()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

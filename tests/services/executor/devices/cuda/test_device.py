@@ -32,13 +32,13 @@ PROMPT = [7, 300, 41, 5, 88]
 def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[Text]:
     """Every other one is sampled, with filters of all kinds."""
     rng = random.Random(seed)
-    found = []
+    tokens = []
     for index in range(count):
         ids = [rng.randrange(VOCABULARY) for _ in range(rng.randint(longest // 3, longest) if index else longest)]
         key = sequence_key(seed, index, 0)
         sampled = record(temperature=rng.choice([0.7, 1.0]), key=key, **rng.choice(FILTERS))
-        found.append(Text(ids, len(ids) + rng.randint(most // 2 + 1, most), sampled if index % 2 else GREEDY))
-    return found
+        tokens.append(Text(ids, len(ids) + rng.randint(most // 2 + 1, most), sampled if index % 2 else GREEDY))
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str, seed: int) -> Non
 
 
 def continuation(count: int, stop_ids: Sequence[int] = (), **columns: float) -> list[int]:
-    """What the CPU makes of `PROMPT`."""
+    """The tokens that the CPU samples behind `PROMPT`."""
     text = Text(list(PROMPT), len(PROMPT) + count, record(**columns), stop_ids)
     return Host(cpu_device("llama"), seed=0, preempt=0).run([text])[0][len(PROMPT) :]
 
@@ -87,11 +87,11 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_known() -> Non
     device = cuda_device("llama", captured=False)
     device.add(2, [9], GREEDY)
     pending = [device.launch(batch_of((2, 0, PROMPT, True)))]
-    found = []
+    tokens = []
     for position in range(len(PROMPT), len(PROMPT) + 3):
         pending.append(device.launch(batch_of((2, position, [0], True))))
-        found += pending.pop(0).wait().tolist()
-    assert found + pending[0].wait().tolist() == expected
+        tokens += pending.pop(0).wait().tolist()
+    assert tokens + pending[0].wait().tolist() == expected
     assert device.busy > 0
 
 
@@ -180,7 +180,7 @@ def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
 
 
 def test_log_probabilities_are_those_of_the_cpu() -> None:
-    """Of prompts in chunks, and of sampled tokens, where the logits are edited in place too."""
+    """Prompts come in chunks, and the logits of sampled tokens are edited in place too."""
     edits = Edits(
         bias_ids=np.array([9]),
         biases=np.array([50.0], np.float32),
@@ -190,10 +190,10 @@ def test_log_probabilities_are_those_of_the_cpu() -> None:
         num_prompt_tokens=len(PROMPT),
         tokens=np.array(PROMPT),
     )
-    asked = record(num_logprobs=4, num_prompt_logprobs=3, repetition_penalty=1.5)
-    found: list[list[Logprobs | None]] = []
+    sampling = record(num_logprobs=4, num_prompt_logprobs=3, repetition_penalty=1.5)
+    reports: list[list[Logprobs | None]] = []
     for device in (cpu_device("llama"), cuda_device("llama", captured=False)):
-        device.add(0, [9], asked, (), edits)
+        device.add(0, [9], sampling, (), edits)
         device.add(1, [3], record(num_logprobs=1))
         steps = []
         for batch in (
@@ -203,19 +203,19 @@ def test_log_probabilities_are_those_of_the_cpu() -> None:
             pending = device.launch(batch)
             pending.wait()
             steps += [pending.logprobs, pending.prompt_logprobs]
-        found.append(steps)
-    for cpu, cuda in zip(*found, strict=True):
+        reports.append(steps)
+    for cpu, cuda in zip(*reports, strict=True):
         assert (cpu is None) == (cuda is None)
         if cpu is not None and cuda is not None:
             np.testing.assert_allclose(cuda.values, cpu.values, atol=1e-4)
             for name in ("rows", "positions", "counts", "ids", "ranks"):
                 assert getattr(cpu, name).tolist() == getattr(cuda, name).tolist(), name
-    assert [part is None for part in found[0]] == [False, False, False, False]
+    assert [part is None for part in reports[0]] == [False, False, False, False]
 
 
 def test_edited_tokens_are_those_of_the_cpu() -> None:
     """With preemptions, after which counts and history come from the tokens."""
-    how = record(temperature=0.8, key=5, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.25)
+    sampling = record(temperature=0.8, key=5, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.25)
 
     def text() -> list[Text]:
         edits = Edits(
@@ -226,7 +226,7 @@ def test_edited_tokens_are_those_of_the_cpu() -> None:
             penalized=True,
             num_prompt_tokens=len(PROMPT),
         )
-        return [Text(list(PROMPT), len(PROMPT) + 5, how, (), edits)]
+        return [Text(list(PROMPT), len(PROMPT) + 5, sampling, (), edits)]
 
     expected = Host(cpu_device("llama"), seed=1, preempt=0).run(text())
     assert Host(cuda_device("llama", captured=False), seed=2, preempt=0.3).run(text()) == expected

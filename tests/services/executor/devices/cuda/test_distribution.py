@@ -37,8 +37,8 @@ def draw_cuda(case: Case, draws: int) -> list[int]:
     edit_logits(tables.sampling, one, slot[:1], ends[:1], so_far)
     tokens, tiles = torch.empty_like(slot), torch.empty(draws, 2, -(-one.shape[1] // TILE), device=device)
     sample(tables.sampling, one.repeat(draws, 1), slot, ends, tiles, tokens)
-    found: list[int] = tokens.tolist()
-    return found
+    ids: list[int] = tokens.tolist()
+    return ids
 
 
 @pytest.mark.parametrize("draws", [SOME, pytest.param(1000, marks=pytest.mark.full)])

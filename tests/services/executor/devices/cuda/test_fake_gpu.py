@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.kernels.gpu_arch import PARTS, SHARED_MEMORY
+from pagewire.kernels.gpu_arch import PARTS
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
 from tests.services.executor.devices.cuda.fake_gpu import LAYERS, Operations
 
 CAPTURED = {
@@ -18,7 +19,7 @@ CAPTURED = {
 }  # fmt: skip
 """Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
 SHARED = {"add", "mul", "sigmoid"}
-"""What a mixture of experts with a shared one adds to them."""
+"""Launches that a mixture of experts with a shared one adds."""
 DEPENDENT = {
     "choose_kernel", "combine_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
     "paged_attention_kernel", "rms_norm_kernel", "rotary_cache_kernel", "split_attention_kernel",
@@ -36,46 +37,46 @@ def observed(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.services.executor.devices.cuda.fake_gpu", *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    observations: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return observations
 
 
-def check(found: dict[str, Any], *, arch: int = 90, shared: bool = False) -> None:
-    assert found["late"] == [], "a request would wait for a compilation"
-    assert found["unknown"] == [], "`make kernels` does not compile what is launched"
-    launched = {name for launches in found["launches"].values() for name in launches}
-    assert set(found["dependent"]) == (launched & DEPENDENT if arch >= 90 else set())
+def check(observations: dict[str, Any], *, arch: int = 90, shared: bool = False) -> None:
+    assert observations["late"] == [], "a request would wait for a compilation"
+    assert observations["unknown"] == [], "`make kernels` does not compile what is launched"
+    launched = {name for launches in observations["launches"].values() for name in launches}
+    assert set(observations["dependent"]) == (launched & DEPENDENT if arch >= 90 else set())
     more = SHARED if shared else set()
-    assert set(found["captured"]) <= CAPTURED | more
-    assert set(found["operations"]) <= AROUND | more
+    assert set(observations["captured"]) <= CAPTURED | more
+    assert set(observations["operations"]) <= AROUND | more
 
 
-def check_launches(found: dict[str, Any], feed_forward: dict[str, int]) -> None:
+def check_launches(observations: dict[str, Any], feed_forward: dict[str, int]) -> None:
     """`feed_forward`: the kernels of a layer behind its attention."""
     by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel"), LAYERS)
     by_layer |= {"rms_norm_kernel": 2 * LAYERS + 1} | {name: LAYERS * count for name, count in feed_forward.items()}
     once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
     decode = by_layer | {f"{name}_kernel": 1 for name in once}
     mixed = decode | {"paged_attention_kernel": LAYERS}
-    assert len(found["launches"]) == 10
-    for bucket, launches in found["launches"].items():
+    assert len(observations["launches"]) == 10
+    for bucket, launches in observations["launches"].items():
         assert launches == (decode if bucket.startswith("decode") else mixed), bucket
 
 
 def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
-    found = observed()
-    check(found)
-    check_launches(found, {"gated_kernel": 1})
+    observations = observed()
+    check(observations)
+    check_launches(observations, {"gated_kernel": 1})
 
 
 def test_flashinfer_is_planned_without_waiting() -> None:
     """By a stand-in, which refuses what FlashInfer would wait for. Only decode steps are captured."""
-    found = observed("--attention", "flashinfer")
-    check(found)
+    observations = observed("--attention", "flashinfer")
+    check(observations)
     by_layer = {"rms_norm_kernel": 2 * LAYERS + 1, "rotary_cache_kernel": LAYERS, "gated_kernel": LAYERS}
     once = ("step_inputs", "page_indices", "edit_logits", "tile_sums", "sample", "bookkeeping")
     decode = by_layer | {f"{name}_kernel": 1 for name in once}
-    assert found["launches"] == {f"decode {rows}": decode for rows in (1, 2, 4, 8, 12)}
+    assert observations["launches"] == {f"decode {rows}": decode for rows in (1, 2, 4, 8, 12)}
 
 
 @pytest.mark.parametrize(
@@ -91,19 +92,19 @@ def test_flashinfer_is_planned_without_waiting() -> None:
     ],
 )
 def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: str, arch: int) -> None:
-    found = observed("--model", model, "--arch", str(arch))
+    observations = observed("--model", model, "--arch", str(arch))
     shared = model == "qwen1.5-moe-a2.7b"
-    check(found, arch=arch, shared=shared)
+    check(observations, arch=arch, shared=shared)
     routing = dict.fromkeys(("choose_kernel", "group_kernel", "combine_kernel"), 1)
-    check_launches(found, routing | {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
+    check_launches(observations, routing | {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", PARTS)
-def test_what_a_part_compiles_fits_it(arch: int) -> None:
-    found = observed("--arch", str(arch), "--compile")
-    check(found, arch=arch)
-    assert 0 < found["shared"] <= SHARED_MEMORY[arch]
+def test_the_kernels_compiled_for_a_gpu_fit_it(arch: int) -> None:
+    observations = observed("--arch", str(arch), "--compile")
+    check(observations, arch=arch)
+    assert 0 < observations["shared"] <= SHARED_MEMORY[arch]
 
 
 @pytest.mark.full

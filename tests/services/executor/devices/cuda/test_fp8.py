@@ -62,9 +62,9 @@ def logits(device: CpuDevice | CudaDevice) -> Tensor:
     plain = device._model.logits
 
     def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        made = plain(hidden, out)
-        seen.append(made[:1].clone().cpu())
-        return made
+        result = plain(hidden, out)
+        seen.append(result[:1].clone().cpu())
+        return result
 
     device._model.logits = kept  # type: ignore[method-assign]
     device.add(1, [9, 4], GREEDY)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: a loop that never waits for it, and a device opened through the settings."""
+"""Behaviour that only a GPU can show: a loop that never waits for it, and a device opened through the settings."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import torch
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.cuda.flashinfer_limits import HEAD_SIZES
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import HEAD_SIZES
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import load
-from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
+from tests.services.executor.devices.cuda.attention.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import checkpoint
 
@@ -55,8 +55,8 @@ def test_the_pool_is_sized_from_the_memory_that_is_left() -> None:
 def test_flashinfer_attends_as_the_other_backend(size: int, more: dict[str, Any], rows: Rows, captured: bool) -> None:
     pytest.importorskip("flashinfer")
     case = OneLayer(Attention(8, 2, size, size**-0.5, **more), rows, CudaRuntime(), torch.bfloat16)
-    found = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
-    torch.testing.assert_close(*found, atol=2e-2, rtol=2e-2)
+    outputs = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
+    torch.testing.assert_close(*outputs, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -41,14 +41,14 @@ def dot(_builder: Any, a: Any, b: Any, added: Any, *_how: Any) -> Any:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Its last bits follow the number of rows, like those of real products, but not a row's place."""
     pairs = list(zip(x.chunk(len(x), dim=1), weight.chunk(len(x), dim=1), strict=True))
-    made = sum(torch.stack([torch.mv(w, row.clone()) for row in part]) for part, w in pairs)
-    assert isinstance(made, Tensor)
-    return made if bias is None else made + bias
+    sums = sum(torch.stack([torch.mv(w, row.clone()) for row in part]) for part, w in pairs)
+    assert isinstance(sums, Tensor)
+    return sums if bias is None else sums + bias
 
 
 @dataclass(slots=True)
 class Made:
-    """What was computed for one sequence."""
+    """Everything that was computed for one sequence."""
 
     tokens: list[int]
     hidden: Tensor
@@ -66,9 +66,9 @@ def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, i
     plain = device._model.logits
 
     def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        made = plain(hidden, out)
-        seen.append((hidden.clone(), made.clone()))  # what follows edits logits
-        return made
+        result = plain(hidden, out)
+        seen.append((hidden.clone(), result.clone()))  # what follows edits logits
+        return result
 
     device._model.logits = kept  # type: ignore[method-assign]
     device.add(1, blocks, SAMPLED)
@@ -76,7 +76,7 @@ def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, i
     for slot, block in zip(OTHERS, (30, 35), strict=True):
         device.add(slot, range(block, block + 3), GREEDY)
     text, start = list(PROMPT), 0
-    found: list[tuple[Tensor, Tensor]] = []
+    tensors: list[tuple[Tensor, Tensor]] = []
     for step, width in enumerate([*chunks, *[1] * DECODES]):
         samples = start + width == len(text)
         rows = {1: (1, start, text[start : start + width], samples)}
@@ -92,11 +92,13 @@ def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, i
         if samples:
             text.append(int(token))
             hidden, logits = seen[-1]
-            found.append((hidden[place], logits[place]))
+            tensors.append((hidden[place], logits[place]))
     device._model.logits = plain  # type: ignore[method-assign]
     entries = [(keys[list(blocks)], values[list(blocks)]) for keys, values in device._pool.caches]
     cached = torch.stack([torch.stack(pair) for pair in entries]).transpose(2, 3).flatten(3, 4)[..., :start, :]
-    return Made(text, torch.stack([hidden for hidden, _ in found]), torch.stack([made for _, made in found]), cached)
+    return Made(
+        text, torch.stack([hidden for hidden, _ in tensors]), torch.stack([made for _, made in tensors]), cached
+    )
 
 
 def assert_equal(one: Made, other: Made) -> None:
@@ -128,7 +130,7 @@ def test_an_fp8_cache() -> None:
 @pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may use one kernel for all shapes of a tiny model")
 def test_without_it_bits_differ() -> None:
-    """What the tests above compare can differ."""
+    """The values that the tests above compare can differ."""
     device = cuda_device("llama", captured=False)
     alone = run(device, [8, 8, 2], [(0, 0)], [4, 5])
     among = run(device, [4, 5, 6, 1, 2], [(2, 1), (1, 2), (0, 2), (3, 4)], [17, 2])

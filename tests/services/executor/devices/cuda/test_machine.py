@@ -1,4 +1,4 @@
-"""What is missing is said with what to install."""
+"""A message names what is missing and what to install."""
 
 import shutil
 import sysconfig
@@ -40,7 +40,9 @@ def test_a_complete_machine() -> None:
         (sysconfig, "get_path", lambda _: "/nowhere", "Python.h"),
     ],
 )
-def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, place: object, name: str, found: object, said: str) -> None:
+def test_a_missing_part_is_named(
+    monkeypatch: pytest.MonkeyPatch, place: object, name: str, found: object, said: str
+) -> None:
     monkeypatch.setattr(place, name, found)
     with pytest.raises(ConfigurationError, match=said):
         check_machine()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pagewire.kernels.triton.layers import integer_linear, round_rows
 from pagewire.services.executor.devices.cpu.device import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.quantized_linear import (
@@ -22,6 +21,8 @@ from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integ
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.gguf.reader import TENSOR_TYPES
 from pagewire.shared.models.model_folder import read_config
+from tests.kernels.triton.references import integer_linear as integer_linear_reference
+from tests.kernels.triton.references import round_rows as round_rows_reference
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cpu_device, cuda_device
 from tests.support.checkpoints import checkpoint
 from tests.support.gguf_files import random_blocks
@@ -65,7 +66,7 @@ def round_inputs(device: CpuDevice, dtype: torch.dtype, group: int | None) -> No
     def rounded(_module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         (x,) = inputs
         size = group or x.shape[1]
-        values, scales = round_rows.reference(x, size, dtype)
+        values, scales = round_rows_reference.reference(x, size, dtype)
         return ((values.float().view(len(x), -1, size) * scales[:, :, None]).flatten(1),)
 
     for module in device._model.modules():
@@ -88,13 +89,13 @@ def test_logits_are_those_of_the_dequantized_model(
 ) -> None:
     """Where activations are rounded, one that lies between two numbers may be rounded to the other."""
     folder = write(checkpoint("llama-biased" if method is awq else "llama"), tmp_path, method())
-    made = logits(cuda_device(folder, captured=False, packing=CudaPacking(fp8=True)))
+    rows = logits(cuda_device(folder, captured=False, packing=CudaPacking(fp8=True)))
     twin = cpu_device(tmp_path / "plain")
     if rounding is not None:
         exact = logits(cpu_device(tmp_path / "plain"))
-        assert relative(made, exact) > 10 * 1e-4, "activations are not rounded"
+        assert relative(rows, exact) > 10 * 1e-4, "activations are not rounded"
         round_inputs(twin, *rounding)
-    assert relative(made, logits(twin)) < bound
+    assert relative(rows, logits(twin)) < bound
 
 
 def relative(made: Tensor, expected: Tensor) -> float:
@@ -122,6 +123,6 @@ def test_scales_in_two_levels_are_joined_as_floats(names: tuple[str, str]) -> No
     types = {kind.name: kind for kind in TENSOR_TYPES.values()}
     unpacked = [unpack_integers(random_blocks(name, 4).reshape(2, -1), types[name]) for name in names]
     parts = [part for part in unpacked if part is not None]
-    weights = integer_linear.reference(torch.eye(512), join_integers(parts), None).T
+    weights = integer_linear_reference.reference(torch.eye(512), join_integers(parts), None).T
     expected = torch.cat([part.dequantize() for part in parts])
     torch.testing.assert_close(weights.float(), expected, rtol=1e-6, atol=1e-6)

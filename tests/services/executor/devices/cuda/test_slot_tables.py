@@ -21,13 +21,13 @@ def test_tables_do_not_overlap() -> None:
     tables = GpuSlots(CAPACITY, runtime().device)
     tables.memory.fill_(0)
     state, sampling = tables.state, tables.sampling
-    found = [getattr(state, name) for name in state.__slots__] + [tables.checked_stop_ids, *sampling.columns.values()]
-    found += [sampling.stop_ids, sampling.bias_ids, sampling.bias]
-    for number, table in enumerate(found, 1):
+    views = [getattr(state, name) for name in state.__slots__] + [tables.checked_stop_ids, *sampling.columns.values()]
+    views += [sampling.stop_ids, sampling.bias_ids, sampling.bias]
+    for number, table in enumerate(views, 1):
         assert table.data_ptr() % 16 == tables.memory.data_ptr() % 16
         assert not table.count_nonzero()
         table.fill_(number)
-    assert all(bool((table == number).all()) for number, table in enumerate(found, 1))
+    assert all(bool((table == number).all()) for number, table in enumerate(views, 1))
 
 
 def test_an_added_sequence_is_in_every_table() -> None:
@@ -38,17 +38,17 @@ def test_an_added_sequence_is_in_every_table() -> None:
         changes = tables.added(3, [30, 31], sampling, stop_ids, None)
         places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
         columns.send(int64(3), int64(1), tables.memory, places, values)
-    found = tables.sampling
+    row = tables.sampling
     assert tables.state.block_tables[3, :2].tolist() == [30, 31]
-    written = {name: column[3].item() for name, column in found.columns.items()}
+    written = {name: column[3].item() for name, column in row.columns.items()}
     assert (written["temperature"], written["top_p"], written["min_p"]) == (0.5, 0.25, 0.125)
     assert (written["top_k"], written["min_length"], written["key"], written["num_candidates"]) == (7, 11, -3, 0)
-    assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
+    assert row.stop_ids[3, :3].tolist() == [5, 6, -1]
     assert tables.checked_stop_ids[3, :3].tolist() == [5, 6, -1]
-    assert int((found.stop_ids >= 0).sum()) == 2
+    assert int((row.stop_ids >= 0).sum()) == 2
     assert tables.checked_stop_ids.shape == (SLOTS, CHECKED_STOP_IDS)
     assert not tables.state.alive.any()
-    assert not found.columns["temperature"][:3].any()
+    assert not row.columns["temperature"][:3].any()
 
 
 def test_edits_are_in_their_tables_until_a_sequence_without_any_has_the_slot() -> None:
@@ -70,16 +70,16 @@ def test_edits_are_in_their_tables_until_a_sequence_without_any_has_the_slot() -
         places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
         columns.send(int64(2), int64(1), tables.memory, places, values)
         kinds.append(int(tables.sampling.edits[2]))
-    found = tables.sampling
+    sampling = tables.sampling
     assert kinds == [ALLOWED | BIASED | PENALIZED | BAD_WORDS, 0]
-    assert found.bias_ids[2, :3].tolist() == [7, 9, -1]
-    assert found.bias[2, :2].tolist() == [0.5, -2.0]
-    assert found.allowed[2, :3].tolist() == [1, 2, 0]
-    assert found.seen[2].nonzero().flatten().tolist() == [4, 5]
-    assert found.seen[2, 4:6].tolist() == [1, 5]
-    assert found.bad_words[2, :3].tolist() == [5, 6, 8]
-    assert found.bad_word_ends[2, :3].tolist() == [2, 3, 0]
-    assert int(found.num_prompt_tokens[2]) == 2
+    assert sampling.bias_ids[2, :3].tolist() == [7, 9, -1]
+    assert sampling.bias[2, :2].tolist() == [0.5, -2.0]
+    assert sampling.allowed[2, :3].tolist() == [1, 2, 0]
+    assert sampling.seen[2].nonzero().flatten().tolist() == [4, 5]
+    assert sampling.seen[2, 4:6].tolist() == [1, 5]
+    assert sampling.bad_words[2, :3].tolist() == [5, 6, 8]
+    assert sampling.bad_word_ends[2, :3].tolist() == [2, 3, 0]
+    assert int(sampling.num_prompt_tokens[2]) == 2
 
 
 @settings(max_examples=5, deadline=None)

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.runtime import Moment
 from pagewire.services.executor.devices.cuda.staging import StagingRing
+from tests.support.host_runtime import HostMoment, HostRuntime
 
 
 class Watched(HostMoment):

@@ -30,8 +30,8 @@ def client(stop_ids: Texts) -> TwoSlots:
 def test_tokens_and_ends_are_those_of_the_cpu() -> None:
     free = client([[]] * len(PROMPTS))
     free.run(cpu_device("llama"))
-    said = {token for text in free.texts for token in text}
-    silent = [token for token in range(VOCABULARY) if token not in said][:CHECKED_STOP_IDS]
+    tokens = {token for text in free.texts for token in text}
+    silent = [token for token in range(VOCABULARY) if token not in tokens][:CHECKED_STOP_IDS]
     # The first ends on the device. Of the third's stop ids, the device does not test the one that matters.
     stop_ids = [free.texts[0][1:2], [], [*silent, free.texts[2][1]]]
     expected, found = client(stop_ids), client(stop_ids)

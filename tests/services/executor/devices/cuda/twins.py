@@ -10,13 +10,13 @@ import torch
 
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
-from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
-from pagewire.services.executor.devices.cuda.step_attention import Backend
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.models.config_json import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
@@ -24,13 +24,14 @@ from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
+from tests.support.host_runtime import HostRuntime
 from tests.support.reference import ReferenceBackend
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40
 CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
 GREEDY = record()
 MAX_TOKENS = 8
-"""Of the largest captured step."""
+"""Tokens of the largest captured step."""
 DTYPES: dict[torch.dtype, DtypeSetting] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -48,7 +49,7 @@ def cuda_device(
     *,
     captured: bool = True,
     cached: torch.dtype | None = None,
-    backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend,
+    backend: Callable[[KVPool, Capacity, Runtime], AttentionBackend] = TritonBackend,
     batch_invariant: bool = False,
     packing: CudaPacking | None = None,
     dtype: torch.dtype = torch.float32,
@@ -67,7 +68,7 @@ def cuda_device(
 
 
 def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevice:
-    """See `cuda_device`."""
+    """Returns a device as `cuda_device` does."""
     plain = load_model(_folder(model), read_config(_folder(model)), DTYPES[dtype])
     capacity = capacity_of(plain.spec)
     backend = ReferenceBackend(plain.spec, capacity, dtype)

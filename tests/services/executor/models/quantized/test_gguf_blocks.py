@@ -13,10 +13,10 @@ from tests.support.gguf_files import random_blocks
 @pytest.mark.parametrize("kind", [kind for kind in TENSOR_TYPES.values() if kind.name not in PLAIN], ids=str)
 def test_integers_are_the_numbers_of_the_package_gguf(kind: TensorType) -> None:
     rows = random_blocks(kind.name, 12).reshape(6, -1)
-    found = unpack_integers(rows, kind)
-    assert found is not None
-    assert found.codes.shape == (6, 2 * kind.block)
-    assert torch.equal(found.dequantize().view(torch.int32), dequantize(rows, kind).view(torch.int32))
+    integers = unpack_integers(rows, kind)
+    assert integers is not None
+    assert integers.codes.shape == (6, 2 * kind.block)
+    assert torch.equal(integers.dequantize().view(torch.int32), dequantize(rows, kind).view(torch.int32))
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,20 @@ def test_integers_are_the_numbers_of_the_package_gguf(kind: TensorType) -> None:
 def test_packed_blocks_take_little_more_than_in_the_file(name: str, bits: float) -> None:
     """Codes of two and three bits take four."""
     kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
-    found = unpack_integers(random_blocks(name, 64 * 512 // kind.block).reshape(64, -1), kind)
-    assert found is not None
-    packed = pack_integers(found.codes, found.bits, found.scales, found.zero, found.minima, None, lanes=16)
-    assert 8 * packed.nbytes <= bits * found.codes.numel()
+    integers = unpack_integers(random_blocks(name, 64 * 512 // kind.block).reshape(64, -1), kind)
+    assert integers is not None
+    packed = pack_integers(
+        integers.codes, integers.bits, integers.scales, integers.zero, integers.minima, None, lanes=16
+    )
+    assert 8 * packed.nbytes <= bits * integers.codes.numel()
 
 
 def test_reordered_rows_keep_their_scales() -> None:
     kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == "Q4_K")
-    found = unpack_integers(random_blocks("Q4_K", 12).reshape(6, -1), kind)
-    assert found is not None
+    integers = unpack_integers(random_blocks("Q4_K", 12).reshape(6, -1), kind)
+    assert integers is not None
     order = torch.tensor([3, 0, 5, 1, 2, 4])
-    assert torch.equal(found.rows(order).dequantize(), found.dequantize()[order])
+    assert torch.equal(integers.rows(order).dequantize(), integers.dequantize()[order])
 
 
 def test_plain_numbers_are_no_integers() -> None:

@@ -48,43 +48,43 @@ def read(weights: Weights, config: dict[str, Any], **tensors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("form", "zeros"), [("gptq", 0x77777777), ("gptq_v2", 0x88888888)])
 def test_gptq_packs_inputs_from_the_low_bits_and_stores_zeros_minus_one(form: str, zeros: int) -> None:
-    found = read(
+    matrix = read(
         gptq.weights,
         {"bits": 4, "group_size": 8, "checkpoint_format": form},
         qweight=words([0x76543210] * 7 + [0xFEDCBA98]),
         qzeros=words([zeros]),
         scales=torch.full((1, 8), 0.5).half(),
     )
-    assert found[0].tolist() == [-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5]
-    assert found[7].tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert matrix[0].tolist() == [-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5]
+    assert matrix[7].tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
 
 
 def test_gptq_zeros_of_zero_have_borrowed_from_the_next() -> None:
     """GPTQModel stores zeros 0, 5, 8, 8, ... as the word of all of them minus 0x11111111."""
-    found = read(
+    matrix = read(
         gptq.weights,
         {"bits": 4, "group_size": 8},
         qweight=words([0x11111111] * 8),
         qzeros=words([0x88888850 - 0x11111111]),
         scales=torch.ones(1, 8).half(),
     )
-    assert found[:3, 0].tolist() == [1.0, -4.0, -7.0]
+    assert matrix[:3, 0].tolist() == [1.0, -4.0, -7.0]
 
 
 def test_awq_interleaves_the_outputs_of_a_word() -> None:
-    found = read(
+    matrix = read(
         awq.weights,
         {"bits": 4, "group_size": 2, "zero_point": True},
         qweight=words([0x75316420], [0xFDB9ECA8]),
         qzeros=words([0x11111111]),
         scales=torch.full((1, 8), 2.0).half(),
     )
-    assert found[:, 0].tolist() == [-2.0, 0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
-    assert found[:, 1].tolist() == [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0, 28.0]
+    assert matrix[:, 0].tolist() == [-2.0, 0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+    assert matrix[:, 1].tolist() == [14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0, 28.0]
 
 
 def test_fp4_has_the_low_half_of_a_byte_first() -> None:
-    found = read(
+    matrix = read(
         nvfp4.weights,
         {"quant_algo": "NVFP4"},
         weight=torch.tensor([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], dtype=torch.uint8),
@@ -92,7 +92,7 @@ def test_fp4_has_the_low_half_of_a_byte_first() -> None:
         weight_scale_2=torch.tensor(0.5),
     )
     positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    assert found[0].tolist() == positive + [-value for value in positive]
+    assert matrix[0].tolist() == positive + [-value for value in positive]
 
 
 def test_experts_of_mxfp4_are_transposed() -> None:

@@ -45,13 +45,13 @@ def test_tokens_are_those_of_generate(family: str, drive: Drive, tmp_path: Path)
     for slot, case in enumerate((first, second)):
         driver.add(slot, len(case.prompt) + TOKENS)
     driver.step(Row(0, 0, first.prompt[:9], samples=False), Row(1, 0, second.prompt[:14], samples=False))
-    found = [[token] for token in driver.step(Row(0, 9, first.prompt[9:]), Row(1, 14, second.prompt[14:]))]
-    while len(found[0]) < TOKENS:
-        texts = (first.prompt + found[0], second.prompt + found[1])
+    outputs = [[token] for token in driver.step(Row(0, 9, first.prompt[9:]), Row(1, 14, second.prompt[14:]))]
+    while len(outputs[0]) < TOKENS:
+        texts = (first.prompt + outputs[0], second.prompt + outputs[1])
         tokens = driver.step(*(Row(slot, len(text) - 1, text[-1:]) for slot, text in enumerate(texts)))
-        for row, token in zip(found, tokens, strict=True):
+        for row, token in zip(outputs, tokens, strict=True):
             row.append(token)
-    assert found == [first.tokens, second.tokens]
+    assert outputs == [first.tokens, second.tokens]
 
 
 def test_the_self_test_finds_a_wrong_constant(tmp_path: Path) -> None:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime
-from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
-from tests.services.executor.devices.cuda import fake_flashinfer
-from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
+from tests.services.executor.devices.cuda.attention.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.test_bfloat16 import PROMPT, following
 from tests.services.executor.devices.cuda.test_device import texts
 from tests.services.executor.devices.cuda.test_step_loop import PROMPTS, client
 from tests.services.executor.devices.cuda.twins import GREEDY, Host, batch_of, cpu_device, cuda_device
+from tests.support.host_runtime import HostMoment, HostRuntime
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs FlashInfer itself")
 HALF = torch.bfloat16
@@ -33,9 +33,9 @@ HALF = torch.bfloat16
 @pytest.fixture(autouse=True)
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """FlashInfer, with float32 too, so that tokens can be compared."""
-    found = fake_flashinfer.module(float32=True)
-    monkeypatch.setitem(sys.modules, "flashinfer", found)
-    return found
+    module = fake_flashinfer.module(float32=True)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_graphs_are_captured_of_decodes_only(flashinfer: ModuleType) -> None:
     device = cuda_device("llama", backend=FlashInferBackend)
     assert device._forwards
     assert all(bucket.decode for bucket in device._forwards)
-    made = flashinfer.BatchPrefillWithPagedKVCacheWrapper.made
-    assert made == 1 + len(device._forwards), "one for all other steps"
+    wrappers = flashinfer.BatchPrefillWithPagedKVCacheWrapper.num_created
+    assert wrappers == 1 + len(device._forwards), "one for all other steps"
     device.add(0, [9], GREEDY)
     device.launch(batch_of((0, 0, PROMPT[:7], True))).wait()
     device.launch(batch_of((0, 7, [0], True))).wait()
-    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.made == made
+    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.num_created == wrappers
 
 
 class CountedRuntime(HostRuntime):
@@ -157,7 +157,7 @@ def batches_of(backend: FlashInferBackend, rows: int) -> list[Batch]:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_plan_is_overwritten_only_after_its_copy(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each shape that is captured, and of all other steps together."""
+    """Each captured shape has one of its own, and all other steps share one."""
     runtime = CountedRuntime()
     backend = backend_of(runtime)
     plain, before = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan, []
@@ -200,18 +200,17 @@ def test_a_backend_is_gone_with_its_last_reference() -> None:
         Attention(4, 1, 16, 0.3, window=1),
         Attention(4, 4, 16, 0.3, window=6),
         Attention(4, 2, 16, 0.3, soft_cap=0.7),
-        Attention(4, 2, 16, 0.3, key_scale=2.5, value_scale=0.25),
     ],
 )
 def test_attention_is_that_of_the_other_backend(layer: Attention, rows: Rows, captured: bool) -> None:
     case = OneLayer(layer, rows, HostRuntime(), torch.float32)
-    found = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    outputs = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
 def test_groups_and_kinds_of_layers_have_a_plan_each(flashinfer: ModuleType) -> None:
     backend_of(HostRuntime(), (0, 4, 0, 4, 0, 4))
-    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.made == 2
+    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.num_created == 2
 
 
 def test_sinks_are_refused() -> None:

@@ -26,7 +26,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     float32 = False
     """Whether float32 is taken too, so that tokens can be compared exactly. FlashInfer has no such kernels."""
-    made = 0
+    num_created = 0
     """Wrappers of a module."""
 
     def __init__(
@@ -65,7 +65,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 raise ValueError("The length of a buffer does not follow from batch_size.")
         self._most_tokens: int | None = None
         self.reset_workspace_buffer(float_workspace_buffer, torch.empty(PINNED, dtype=torch.uint8, device=self.device))
-        type(self).made += 1
+        type(self).num_created += 1
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         for buffer in (float_workspace_buffer, int_workspace_buffer):
@@ -263,13 +263,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert queries is not None and starts is not None and indices is not None and last is not None  # noqa: PT018
         planned = self._plan[: self._planned].view(torch.int32)
         assert torch.equal(planned, torch.cat((queries, starts))), "of another plan"
-        found = self._arguments
-        assert found is not None
+        arguments = self._arguments
+        assert arguments is not None
         first = starts.tolist()
         for row, (begin, end) in enumerate(pairwise(queries.tolist())):
             pages = indices[first[row] : first[row + 1]].long()
             assert ((pages >= 0) & (pages < len(keys))).all(), "outside the cache"
-            length = (len(pages) - 1) * found["page_size"] + int(last[row])
+            length = (len(pages) - 1) * arguments["page_size"] + int(last[row])
             key, value = (
                 cache[pages]
                 .float()
@@ -278,24 +278,24 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 .repeat_interleave(q.shape[1] // keys.shape[1], dim=0)
                 for cache in (keys, values)
             )
-            scores = found["scale"] * (q[begin:end].float().transpose(0, 1) @ key.transpose(1, 2))
-            if found["cap"] > 0:
-                scores = found["cap"] * torch.tanh(scores / found["cap"])
+            scores = arguments["scale"] * (q[begin:end].float().transpose(0, 1) @ key.transpose(1, 2))
+            if arguments["cap"] > 0:
+                scores = arguments["cap"] * torch.tanh(scores / arguments["cap"])
             distance = torch.arange(length - (end - begin), length)[:, None] - torch.arange(length)
-            seen = distance >= 0 if found["causal"] else torch.ones_like(distance, dtype=torch.bool)
-            if found["window"] >= 0:
-                seen &= distance <= found["window"]
+            seen = distance >= 0 if arguments["causal"] else torch.ones_like(distance, dtype=torch.bool)
+            if arguments["window"] >= 0:
+                seen &= distance <= arguments["window"]
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             out[begin:end] = (weights @ value).transpose(0, 1).to(out.dtype)
 
 
 def module(*, float32: bool = False) -> ModuleType:
     """Returns the module."""
-    found = ModuleType("flashinfer")
+    fake = ModuleType("flashinfer")
     kind = type(
         BatchPrefillWithPagedKVCacheWrapper.__name__,
         (BatchPrefillWithPagedKVCacheWrapper,),
-        {"float32": float32, "made": 0},
+        {"float32": float32, "num_created": 0},
     )
-    vars(found).update({"__version__": VERSION, kind.__name__: kind})
-    return found
+    vars(fake).update({"__version__": VERSION, kind.__name__: kind})
+    return fake

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.triton.attention.page_indices import page_indices
-from pagewire.services.executor.devices.cuda.flashinfer_limits import refused
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import refused
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
@@ -23,7 +25,7 @@ from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity, StepB
 SCRATCH = 128 << 20
 """Bytes for partial results, as FlashInfer recommends."""
 KERNELS = "fa2"
-"""Of FlashInfer's kernels those that every GPU has, and whose plan has one shape for all steps of a graph."""
+"""FlashInfer's name of its kernels that every GPU runs, and whose plan has one shape for all steps of a graph."""
 Kind = tuple[int, Attention]
 """A group of layers, and the constants of a layer: what a plan depends on beside the rows."""
 
@@ -59,12 +61,12 @@ def rows_of(batch: StepBatch, bucket: Bucket, block_size: int, runtime: Runtime)
 
 
 class Shared:
-    """What the steps of all shapes share.
+    """The memory and the arguments that the steps of all shapes share.
 
     Attributes:
         wrapper: FlashInfer's class.
-        kinds: those of the layers, with the arguments of a plan.
-        indices: per group of layers, the blocks of the current step's rows.
+        kinds: the kinds of layers, each with the arguments of its plan.
+        indices: int32 per group of layers, the blocks of the current step's rows.
         scratch: memory for partial results. As steps run one after another, one piece is enough.
     """
 
@@ -89,7 +91,7 @@ class Shared:
             "head_dim_qk": layer.head_size,
             "page_size": self.block_size,
             "causal": True,
-            "sm_scale": layer.scale * layer.key_scale,
+            "sm_scale": layer.scale,
             "window_left": layer.window - 1,  # without its own position, and -1 without a window
             "logits_soft_cap": layer.soft_cap,
             "q_data_type": self.pool.dtype,
@@ -130,7 +132,7 @@ class Wrappers:
 
     def run(self, kind: Kind, query: Tensor, cache: tuple[Tensor, Tensor], out: Tensor) -> None:
         """Enqueues the attention of a layer, as it was planned. Its kernels begin when the previous one has ended."""
-        self._wrappers[kind].run(query, cache, v_scale=kind[1].value_scale, out=out, enable_pdl=False)
+        self._wrappers[kind].run(query, cache, out=out, enable_pdl=False)
 
     def _positional(self, kind: Kind, rows: Rows) -> tuple[Tensor, ...]:
         indices = self._shared.indices[kind[0]][: int(rows.starts[-1])]
@@ -177,17 +179,18 @@ class CapturedWrappers(Wrappers):
         """Does nothing: in a graph the plan itself copies to `starts`."""
 
 
-class FlashInferAttention:
-    """A `BucketAttention`."""
+class FlashInferAttention(BucketAttention):
+    """Attention by FlashInfer's wrappers of one bucket."""
 
     def __init__(self, shared: Shared, batches: Sequence[Batch], bucket: Bucket, wrappers: Wrappers) -> None:
         self._shared, self._batches, self._bucket, self._wrappers = shared, batches, bucket, wrappers
         self._out = shared.pool.attended(bucket.tokens)
 
+    @override
     def plan(self, batch: StepBatch) -> None:
-        """See `BucketAttention.plan`."""
         self._wrappers.plan(rows_of(batch, self._bucket, self._shared.block_size, self._shared.runtime))
 
+    @override
     def begin(self) -> None:
         """Lists the blocks of the rows. A dead row, of which the host may not know yet, has the dummy block only."""
         shared, starts = self._shared, self._wrappers.starts
@@ -195,8 +198,9 @@ class FlashInferAttention:
         for batch, window, indices in groups:
             page_indices(batch, starts, window, shared.pool.dummy, shared.block_size, indices)
 
+    @override
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """See `BucketAttention`.
+        """Enqueues the attention of a layer, as it was planned.
 
         Raises:
             ConfigurationError: there are sinks, which FlashInfer's kernels would ignore.
@@ -210,8 +214,8 @@ class FlashInferAttention:
         return out
 
 
-class FlashInferBackend:
-    """A `Backend`."""
+class FlashInferBackend(AttentionBackend):
+    """FlashInfer's kernels, with what their plans share."""
 
     captures_mixed = False
     """In a graph FlashInfer splits the contexts of all rows, also of prompts, whose partial results are large."""
@@ -221,7 +225,7 @@ class FlashInferBackend:
         self._shared = Shared(pool, capacity, runtime)
         self._uncaptured = Wrappers(self._shared)
 
+    @override
     def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> FlashInferAttention:
-        """See `Backend.attend`."""
         wrappers = CapturedWrappers(self._shared, bucket) if captured else self._uncaptured
         return FlashInferAttention(self._shared, batches, bucket, wrappers)

@@ -3,20 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.triton.attention import decode_attention
 from pagewire.kernels.triton.attention.decode_attention import SplitPlan
 from pagewire.kernels.triton.attention.paged_attention import paged_attention
 from pagewire.kernels.triton.attention.plan_splits import capacity as programs
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend, BucketAttention
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 
 
-class TritonAttention:
-    """A `BucketAttention`. Its kernel launches depend on the shapes of its tensors only."""
+class TritonAttention(BucketAttention):
+    """Attention by the kernels of this project. Its launches depend on the shapes of its tensors only."""
 
     def __init__(
         self, pool: KVPool, plans: Mapping[Attention, SplitPlan], batches: Sequence[Batch], bucket: Bucket
@@ -25,18 +27,20 @@ class TritonAttention:
         self._decode, self._split = bucket.decode, bucket.split
         self._out = pool.attended(bucket.tokens)
 
+    @override
     def plan(self, batch: StepBatch) -> None:
         """Does nothing: the device plans."""
 
+    @override
     def begin(self) -> None:
-        """Plans the splits of contexts."""
+        """Enqueues the plans by which programs share contexts."""
         if not self._split:
             return
         for layer, plan in self._plans.items():
             decode_attention.plan_batch(layer, self._batches[0], plan)
 
+    @override
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """See `BucketAttention`."""
         keys, values = self._pool.caches[layer]
         attention, batch = self._pool.layers[layer], self._batches[self._pool.groups.groups[layer]]
         out = self._out[attention.heads, attention.value_head_size]
@@ -50,8 +54,8 @@ class TritonAttention:
         return out
 
 
-class TritonBackend:
-    """A `Backend`, with the plans by which programs share contexts."""
+class TritonBackend(AttentionBackend):
+    """The kernels of this project, with the plans by which programs share contexts."""
 
     captures_mixed = True
 
@@ -69,6 +73,6 @@ class TritonBackend:
             for layer in dict.fromkeys(pool.layers)
         }
 
+    @override
     def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> TritonAttention:
-        """See `Backend.attend`."""
         return TritonAttention(self.pool, self._plans, batches, bucket)

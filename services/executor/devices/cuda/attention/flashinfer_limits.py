@@ -1,4 +1,4 @@
-"""What FlashInfer cannot do here is refused in one line, before the weights are read."""
+"""Refuses in one line what FlashInfer cannot do here, before the weights are read."""
 
 from importlib import import_module
 
@@ -8,7 +8,7 @@ from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
 
 HEAD_SIZES = (64, 128, 256)
-"""Those that FlashInfer's own wheels of compiled kernels have."""
+"""Sizes of heads in FlashInfer's wheels of compiled kernels."""
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -19,13 +19,13 @@ def find_flashinfer() -> str:
         ConfigurationError: it is not installed, or too old.
     """
     try:
-        found = import_module("flashinfer")
+        flashinfer = import_module("flashinfer")
     except ImportError as error:
         raise ConfigurationError(
             f"attention-backend flashinfer needs FlashInfer ({error}): pip install flashinfer-python"
         ) from error
-    version = str(found.__version__)
-    if not hasattr(found.BatchPrefillWithPagedKVCacheWrapper, "workspace_size"):
+    version = str(flashinfer.__version__)
+    if not hasattr(flashinfer.BatchPrefillWithPagedKVCacheWrapper, "workspace_size"):
         raise ConfigurationError(
             f"FlashInfer {version} is too old for attention-backend flashinfer: pip install -U flashinfer-python"
         )

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.cuda.step_attention import Backend
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from tests.services.executor.devices.cuda.twins import batch_of
@@ -42,10 +42,10 @@ class OneLayer:
         self._bucket = Bucket(SLOTS, int(queries[-1]), decode=all(count == 1 for count, _ in rows))
         self._query = torch.randn(self._bucket.tokens, layer.heads, layer.head_size, dtype=dtype, device=device)
 
-    def by(self, backend: Callable[[KVPool, Capacity, Runtime], Backend], *, captured: bool) -> Tensor:
+    def by(self, backend: Callable[[KVPool, Capacity, Runtime], AttentionBackend], *, captured: bool) -> Tensor:
         """Returns the result in float32 on the CPU."""
-        made = backend(self._pool, self._capacity, self._runtime)
-        attend = made.attend([self._batch], self._bucket, captured=captured)
+        attention = backend(self._pool, self._capacity, self._runtime)
+        attend = attention.attend([self._batch], self._bucket, captured=captured)
         results: list[Tensor] = []
 
         def work() -> None:

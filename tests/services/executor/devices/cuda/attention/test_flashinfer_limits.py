@@ -1,4 +1,4 @@
-"""What FlashInfer cannot do is refused in one line that says what to set instead."""
+"""A model that FlashInfer cannot compute is refused in one line that says what to set instead."""
 
 import sys
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import check_model, find_flashinfer
 from pagewire.services.executor.devices.cuda.open import check_backend
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.settings.config import load
-from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
 from tests.support.checkpoints import checkpoint
 
 LAYER = Attention(8, 2, 128, 1.0, window=64, soft_cap=30.0)
@@ -37,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_what_it_can_do_is_not_refused(size: int, dtype: torch.dtype) -> None:
+def test_a_model_that_it_computes_is_not_refused(size: int, dtype: torch.dtype) -> None:
     check_model(ModelSpec(90, (LAYER, replace(LAYER, head_size=size))), dtype)
 
 
@@ -96,5 +96,5 @@ def test_the_other_backend_needs_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("installed")
 def test_batch_invariance_is_refused() -> None:
-    asked = settings(attention_backend="flashinfer", batch_invariant=True)
-    assert "does not support batch-invariant: set it to triton" in refusal(lambda: check_backend(asked, {}))
+    invariant = settings(attention_backend="flashinfer", batch_invariant=True)
+    assert "does not support batch-invariant: set it to triton" in refusal(lambda: check_backend(invariant, {}))

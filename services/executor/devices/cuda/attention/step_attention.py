@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pagewire.kernels.attention_layer import Batch
 from pagewire.kernels.triton.attention.rotary_cache import Rotary, rotary_cache
@@ -12,6 +13,7 @@ from pagewire.kernels.triton.step.step_inputs import StepInputs
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.protocol import StepBatch
+from pagewire.services.executor.models.model import AttentionFn
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
@@ -29,7 +31,7 @@ class BucketAttention(Protocol):
         """Returns the attention [T, Hq, dv] of `query` [T, Hq, d] of a layer. For `sinks` see `AttentionFn`."""
 
 
-class Backend(Protocol):
+class AttentionBackend(Protocol):
     """Computes attention for one device.
 
     Attributes:
@@ -47,8 +49,8 @@ class Backend(Protocol):
         """
 
 
-class StepAttention:
-    """The attention of one step, an `AttentionFn`: writes keys and values to the pool, and has a backend attend."""
+class StepAttention(AttentionFn):
+    """The attention of one step: writes keys and values to the pool, and has a backend attend."""
 
     def __init__(self, pool: KVPool, inputs: Sequence[StepInputs], attend: BucketAttention) -> None:
         """`inputs` are those of each group of layers."""
@@ -57,8 +59,8 @@ class StepAttention:
         self._attend = attend
         self._unrotated = torch.empty(1, 0, device=inputs[0].ids.device)
 
+    @override
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """See `AttentionFn`."""
         if q.shape[2] == v.shape[2]:
             still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
             return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, self._unrotated, sinks=sinks)

