@@ -7,8 +7,9 @@ import pytest
 from pagewire.shared.errors import ConfigurationError
 from tests.support.model_folders import TEMPLATES
 from tools.experiments.api_conversations import CONVERSATIONS
-from tools.experiments.conversations import main, outcome_of
+from tools.experiments.conversations import main, outcome_of, table
 
+PAGE = (Path(__file__).parents[3] / "docs" / "chat.md").read_text()
 LOSSY = {"mistralai-Mistral-Nemo-Instruct-2407": {"/v1/responses, a text, two calls, two outputs": ["walnut"]}}
 """Texts that a template leaves out by itself: Mistral's shows a system message only where the user speaks last."""
 
@@ -21,6 +22,8 @@ def test_every_conversation_becomes_a_prompt_without_a_loss(path: Path) -> None:
     assert outcome.lossy == LOSSY.get(path.stem, {})
     assert len(outcome.equal) + len(outcome.mended) == len(CONVERSATIONS) >= 40
     assert len(outcome.equal) >= 10
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {path.stem} |"))
+    assert row in table({path.stem: outcome}), "docs/chat.md has other figures"
 
 
 def test_a_folder_is_shown_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,12 @@ from pagewire import read_message
 from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
 from pagewire.services.tokenizer.chat.text_tools import auto_grammar, with_text_tools
+from pagewire.services.tokenizer.validation.grammar_checker import grammar_of
 from pagewire.shared.chat.parser import Call, Message
+from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages.client import ChatFormat
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.services.tokenizer.chat.conversations import ANSWER, CALL, QUESTION, WEATHER, parts, said
 from tests.support.model_folders import TEMPLATES
 
@@ -57,3 +61,20 @@ def test_the_grammar_has_a_structure_for_each_tool() -> None:
     assert weather["schema"] == WEATHER["function"]["parameters"]  # type: ignore[index]
     assert other["begin"] == '<tool_call>\n{"name": "a\\"b", "arguments": '
     assert other["schema"] == {"type": "object"}
+
+
+def test_the_grammar_holds_a_call_once_it_is_begun() -> None:
+    tokenizer = load_tokenizer(BUNDLED).backend
+    compiler = GrammarCompiler(lambda: tokenizer, tokenizer.get_vocab_size(), [0])
+    matcher = compiler.compile(grammar_of(auto_grammar([WEATHER])))
+
+    def takes(text: str) -> bool:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return matcher.deep_copy().try_consume_tokens(ids) == len(ids)
+
+    begin = '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert takes("It is warm. 1 < 2 {} <tool>")
+    assert takes(f'Wait. {begin}{{"city": "Paris"}}}}\n</tool_call> And {begin}{{"city": "Rome", "days": 2}}}}')
+    assert not takes('<tool_call>\n{"name": "get_wether"')
+    assert not takes(f'{begin}{{"city": 1')
+    assert not takes(f'{begin}{{"days": 1}}')
