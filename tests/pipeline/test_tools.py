@@ -32,7 +32,8 @@ TEMPLATE = (
     "{% if tools %}Call as in <tool_call>arguments</tool_call>:"
     "{% for tool in tools %} {{ tool.function.name }}{% endfor %}{% endif %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}{% endfor %}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}"
+    "{% endfor %}"
     "<assistant>{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
 )
 QUESTION: Any = [{"role": "user", "content": "Weather?"}]

@@ -3,7 +3,9 @@ import json
 from pagewire import read_message
 from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
+from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.text_tools import auto_grammar, with_text_tools
+from pagewire.services.tokenizer.chat.tool_use import Progress
 from pagewire.services.tokenizer.validation.grammar_checker import grammar_of
 from pagewire.shared.chat.parser import Call, Message
 from pagewire.shared.grammar_compiler import GrammarCompiler
@@ -63,18 +65,25 @@ def test_the_grammar_has_a_structure_for_each_tool() -> None:
     assert other["schema"] == {"type": "object"}
 
 
-def test_the_grammar_holds_a_call_once_it_is_begun() -> None:
+def takes(text: str, around: str = "") -> bool:
+    """Whether an answer that may call tools may begin with a text."""
     tokenizer = load_tokenizer(BUNDLED).backend
     compiler = GrammarCompiler(lambda: tokenizer, tokenizer.get_vocab_size(), [0])
-    matcher = compiler.compile(grammar_of(auto_grammar([WEATHER])))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    matcher = compiler.compile(grammar_of(auto_grammar([WEATHER]), prefix=around))
+    return matcher.try_consume_tokens(ids) == len(ids)
 
-    def takes(text: str) -> bool:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        return matcher.deep_copy().try_consume_tokens(ids) == len(ids)
 
+def test_the_grammar_holds_a_call_once_it_is_begun() -> None:
     begin = '<tool_call>\n{"name": "get_weather", "arguments": '
     assert takes("It is warm. 1 < 2 {} <tool>")
     assert takes(f'Wait. {begin}{{"city": "Paris"}}}}\n</tool_call> And {begin}{{"city": "Rome", "days": 2}}}}')
     assert not takes('<tool_call>\n{"name": "get_wether"')
     assert not takes(f'{begin}{{"city": 1')
     assert not takes(f'{begin}{{"days": 1}}')
+
+
+def test_reasoning_before_a_call_is_free() -> None:
+    around = reasoning_grammar("think", Progress.BEGUN, {})
+    assert takes('I could <tool_call> x.</think>\n\n<tool_call>\n{"name": "get_weather"', around)
+    assert not takes('I could <tool_call> x.</think>\n\n<tool_call>\n{"name": "get_wether"', around)
