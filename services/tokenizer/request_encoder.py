@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -11,9 +12,16 @@ from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import get_current_span
 
 from pagewire.services.tokenizer.chat.call_grammar import call_rule
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_shown, progress_of, tool_names
+from pagewire.services.tokenizer.chat.tool_use import (
+    chat_format,
+    check_shown,
+    form_of_calls,
+    progress_of,
+    tool_names,
+)
 from pagewire.services.tokenizer.request_checker import TOO_LATE, CheckedRequest
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import note
@@ -30,7 +38,7 @@ from pagewire.services.tokenizer.validation.request_checks import (
     truncate,
 )
 from pagewire.shared.client_protocol.client_requests import unencodable
-from pagewire.shared.errors import DeadlineExceeded
+from pagewire.shared.errors import DeadlineExceeded, InvalidRequest
 from pagewire.shared.messages.client import ChatFormat, GenerateRequest, SamplingParams
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 from pagewire.shared.messages.work import Sampling
@@ -88,7 +96,7 @@ class RequestEncoder:
             async with asyncio.timeout(checked.seconds_left()):
                 prompts, form, around = await self._encode_prompts(checked)
                 bad_words = await self._encode_bad_words(params)
-                grammar = await model.grammars.grammar(params.structured_outputs, around)
+                grammar = await self._grammar(request, around)
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
@@ -117,7 +125,7 @@ class RequestEncoder:
         check_shown(generate, self._model.formats)
         match prompts_of(generate):
             case ChatPrompt(conversation):
-                text, special = await self._renderer.render(conversation), bool(request.add_special_tokens)
+                text, special = await self._render(conversation), bool(request.add_special_tokens)
             case _:
                 text, special = request.text or "", request.add_special_tokens is not False
         (ids,) = await self._model.encoder.encode([text], special=special)
@@ -133,15 +141,30 @@ class RequestEncoder:
                 self._check_texts(texts, request)
                 return await encoder.encode(texts, special=special is not False), None, ""
             case ChatPrompt(conversation):
-                text = await self._renderer.render(conversation)
+                text = await self._render(conversation)
                 self._check_texts([text], request)
                 progress = progress_of(request, formats, text)
                 form, names = chat_format(request, formats, progress), tool_names(request)
-                call = call_rule(form.tool_calls, names, formats.token_ids) if form is not None else ""
+                call = ""
+                if form is not None and request.sampling.structured_outputs is not None:
+                    call = call_rule(form.tool_calls, names, formats.token_ids)
                 around = reasoning_grammar(formats.reasoning, progress, formats.token_ids, call)
                 return await encoder.encode([text], special=bool(special)), form, around
             case TokenPrompts(prompts):
                 return prompts, None, ""
+
+    async def _render(self, conversation: Conversation) -> str:
+        conversation.tools_as_text = self._model.formats.tools_as_text
+        return await self._renderer.render(conversation)
+
+    async def _grammar(self, request: GenerateRequest, around: str) -> str:
+        """Returns the grammar of the answers, with `around` it; empty: they are free. Calls of tools that the model may
+        write have one as far as it can be compiled."""
+        grammars, structured = self._model.grammars, request.sampling.structured_outputs
+        if structured is None and (calls := form_of_calls(request, self._model.formats)) is not None:
+            with suppress(InvalidRequest):
+                return await grammars.grammar(calls, around)
+        return await grammars.grammar(structured, around)
 
     def _check_texts(self, texts: Sequence[str], request: GenerateRequest) -> None:
         """Logs the prompts if they are to be logged, and refuses those that are too long to be encoded."""

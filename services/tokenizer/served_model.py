@@ -1,9 +1,11 @@
 """The served model as a tokenizer knows it: what its folder and the settings say."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from pagewire.services.tokenizer.chat.format_recognition import Formats
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.validation.generation_config import GenerationDefaults, generation_defaults
@@ -67,6 +69,11 @@ class Model:
             longest_token=max(map(len, tokenizer.backend.get_vocab()), default=1),
             revision=model_folder.revision(path),
         )
+
+    def with_rules(self, rules: Mapping[str, MessageRules]) -> Self:
+        """Returns the model with the formats that follow from the rules of its templates, by name."""
+        template = self.chat.choose(tools=True) or ""
+        return replace(self, formats=self.formats.with_rules(rules.get(template, MessageRules())))
 
     @property
     def name(self) -> str:

@@ -85,7 +85,7 @@ class Tokenizer:
         """
         model = await asyncio.to_thread(Model.load, self._context.settings)
         async with ChatRenderer(model.chat) as renderer:
-            await self._serve(model, renderer)
+            await self._serve(model.with_rules(await renderer.rules()), renderer)
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         bus, max_wait = self._context.bus, self._context.settings.max_queue_wait

@@ -207,6 +207,8 @@ class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name of the one tool that must be called."""
     texts: dict[str, list[str]] = {}
     """Names of the arguments that are texts, by tool, for formats that do not show it."""
+    short_ids: bool = False
+    """Whether the ids of calls have nine letters and digits, as the model's chat template wants them."""
 
 
 class Usage(msgspec.Struct):

@@ -82,7 +82,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         "qwen3_coder",
         "qwen3_xml",
     ] = "auto"
-    """How the model writes tool calls; auto: as its chat template shows, none: they stay text."""
+    """How the model writes tool calls; auto: as its chat template shows, or as the system message says where the
+    template shows no tools; none: they stay text."""
     reasoning_parser: Literal[
         "auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "mistral", "openai_gptoss", "qwen3"
     ] = "auto"

@@ -32,7 +32,8 @@ TEMPLATE = (
     "{% if tools %}Call as in <tool_call>arguments</tool_call>:"
     "{% for tool in tools %} {{ tool.function.name }}{% endfor %}{% endif %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{% endfor %}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}"
+    "{% endfor %}"
     "<assistant>{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
 )
 QUESTION: Any = [{"role": "user", "content": "Weather?"}]
@@ -121,7 +122,9 @@ async def test_reasoning_and_calls_over_http(chat: Any) -> None:
     # The whole conversation goes back, with what the tool has said.
     turns = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "Sun."}]
     more = await chat.create(
-        **OPTIONS | {"messages": turns}, extra_body=SAYING | {"structured_outputs": {"choice": ["Sun."]}}
+        **OPTIONS | {"messages": turns},
+        tool_choice="none",
+        extra_body=SAYING | {"structured_outputs": {"choice": ["Sun."]}},
     )
     assert (more.choices[0].finish_reason, more.choices[0].message.content) == ("stop", "Sun.")
     assert more.choices[0].message.tool_calls is None

@@ -15,6 +15,7 @@ EXPERIMENTS = (
     "ablation",
     "busy",
     "chat",
+    "conversations",
     "fastgen",
     "features",
     "lease",

@@ -83,10 +83,10 @@ class AnswerReader:
         return blocks or [AnswerBlock(Kind.CONTENT)]
 
     def call_id(self, choice: int, call: int) -> str:
-        """Returns the id of a call, the same for the same request. Mistral's templates take only ids of 9 letters."""
+        """Returns the id of a call, the same for the same request, in the form that the model's template takes."""
         digest = hashlib.sha256(f"{self._request_id} {choice} {call}".encode()).hexdigest()
-        is_mistral = self._form is not None and self._form.tool_calls == "mistral"
-        return f"call{digest[:5]}" if is_mistral else f"call_{digest[:24]}"
+        is_short = self._form is not None and self._form.short_ids
+        return f"call{digest[:5]}" if is_short else f"call_{digest[:24]}"
 
     def calls(self, end: Choice | FinalChoice) -> bool:
         """Returns whether a choice that was read to its end calls tools, and was not cut."""

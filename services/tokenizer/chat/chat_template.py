@@ -1,5 +1,6 @@
 """Renders a conversation with a chat template, like `transformers.apply_chat_template`. Runs in the worker only."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,15 +9,16 @@ from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagewire.services.tokenizer.chat.content_format import content_format
+from pagewire.services.tokenizer.chat.message_form import formed
+from pagewire.services.tokenizer.chat.template_probe import Message, MessageRules, probe
+from pagewire.services.tokenizer.chat.text_tools import with_text_tools
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields in which clients send the reasoning of an assistant; templates read the first two."""
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE"
 """Text that is appended to the message to continue, to find its end in the rendered text. A space follows, as after the
 mark of `transformers`; a template that strips messages removes it."""
 
-Message = dict[str, Any]
-"""A message as plain data, without fields that are None."""
+SEARCH_SECONDS = 0.1
+"""CPU seconds in which the message that a template refuses is looked for."""
 
 
 class Conversation(msgspec.Struct):
@@ -31,10 +33,16 @@ class Conversation(msgspec.Struct):
     """Further variables of the template, such as `enable_thinking`."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call, as JSON schemas."""
+    tools_as_text: bool = False
+    """Whether the tools, calls and results are texts, because the template shows no tools."""
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """One compiled template.
+
+    Attributes:
+        rules: the messages that it takes; by default all.
+    """
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str, special: Mapping[str, str]) -> None:
         """`special`: special tokens by name, such as `bos_token`.
@@ -42,12 +50,24 @@ class ChatTemplate:
         Raises:
             TemplateError: the source is not a valid template.
         """
+        self.rules = MessageRules()
         self._template = environment.from_string(source)
         syntax = environment.parse(source)
         self._format = content_format(syntax)
         self._has_developer = any(constant.value == "developer" for constant in syntax.find_all(nodes.Const))
         self._reads_content = "content" in source
         self._special = dict(special)
+
+    def probe(self) -> MessageRules:
+        """Returns the messages that the template takes, as `rules` shall be."""
+
+        def render(messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+            conversation = Conversation(
+                [], messages[-1]["role"] != "assistant", tools=None if tools is None else [*tools]
+            )
+            return self._rendered([self.in_form(message) for message in messages], conversation)
+
+        return probe(render)
 
     def render(self, conversation: Conversation) -> str:
         """Returns the text for the model to continue, special tokens included.
@@ -56,21 +76,62 @@ class ChatTemplate:
             TemplateError: the template rejects the conversation, or the final message cannot be continued.
             Exception: any other error, from a template that was not written for such messages.
         """
-        messages = [self._prepared(message) for message in conversation.messages]
+        messages = [self._prepared(message) for message in self._formed(conversation)]
         final = _mark_end(messages[-1]) if conversation.continue_final_message else None
         if final is not None and not self._reads_content:
             raise TemplateError("continue_final_message is set, but the template reads no content")
+        text = self._rendered(messages, conversation)
+        return text if final is None else _up_to_mark(text, final)
+
+    def refused_message(self, conversation: Conversation) -> int | None:
+        """Returns the index of the message that the template refuses: it takes those before. None: it is not known.
+
+        `conversation` is refused as a whole. Messages are tried for `SEARCH_SECONDS`.
+        """
+        deadline = time.process_time() + SEARCH_SECONDS
+        taken, refused = 0, len(conversation.messages)
+        while refused - taken > 1:
+            if time.process_time() > deadline:
+                return None
+            middle = (taken + refused) // 2
+            beginning = Conversation(
+                conversation.messages[:middle],
+                variables=conversation.variables,
+                tools=conversation.tools,
+                tools_as_text=conversation.tools_as_text,
+            )
+            try:
+                self.render(beginning)
+                taken = middle
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001  # templates may raise any exception
+                refused = middle
+        return taken
+
+    def _rendered(self, messages: Sequence[Message], conversation: Conversation) -> str:
+        """Returns the text of prepared messages; the messages of `conversation` itself are not read."""
         context: dict[str, Any] = {"documents": None, **self._special, **conversation.variables}
         context |= {
             "messages": messages,
-            "tools": conversation.tools,
+            "tools": None if conversation.tools_as_text else conversation.tools,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
-        text = self._template.render(context)
-        return text if final is None else _up_to_mark(text, final)
+        return self._template.render(context)
+
+    def _formed(self, conversation: Conversation) -> list[Message]:
+        """Returns the messages in the form that the template takes."""
+        messages, tools = conversation.messages, conversation.tools if conversation.tools_as_text else None
+        if tools or not self.rules.shows_calls:
+            messages = with_text_tools(messages, tools or ())
+        return formed(messages, self.rules)
 
     def _prepared(self, message: Message) -> Message:
-        """Returns a message in the form that the template expects."""
+        """Returns a message with the role, content and arguments in the form that the template expects."""
+        return self.in_form(_with_arguments(message, as_text=self.rules.arguments_as_text))
+
+    def in_form(self, message: Message) -> Message:
+        """Returns a message with the role and the form of content that the template expects."""
         message = dict(message)
         if message["role"] == "developer" and not self._has_developer:
             message["role"] = "system"
@@ -79,12 +140,26 @@ class ChatTemplate:
             message["content"] = "\n".join(part["text"] for part in content)
         elif isinstance(content, str) and not self._format.takes_text:
             message["content"] = [{"type": "text", "text": content}]
-        reasoning = next((message[name] for name in REASONING if name in message), None)
-        if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        if "tool_calls" in message:
-            message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
         return message
+
+
+def _with_arguments(message: Message, *, as_text: bool) -> Message:
+    """Returns a message whose calls have arguments as texts or as objects."""
+    if "tool_calls" not in message:
+        return message
+    adapted = _with_text_arguments if as_text else _with_parsed_arguments
+    return {**message, "tool_calls": [adapted(call) for call in message["tool_calls"] or ()]}
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool call with arguments as JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    return {
+        **call,
+        "function": {**function, "arguments": msgspec.json.encode(function.get("arguments") or {}).decode()},
+    }
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
 
 from pagewire.services.tokenizer.chat.chat_template import Conversation
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
-from pagewire.services.tokenizer.chat.worker import CPU_SECONDS, MEMORY, Answer, Job, Load
+from pagewire.services.tokenizer.chat.worker import CPU_SECONDS, MEMORY, Answer, Job, Load, Probe
 from pagewire.services.tokenizer.chat.worker_process import WorkerDied, WorkerProcess, worker_process
 from pagewire.shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 
@@ -52,6 +54,10 @@ class ChatRenderer:
         """Conversations in order; the worker renders the first one."""
         self._changed = asyncio.Event()
         """Set when a conversation is added or the worker has ended."""
+        self._rules: dict[str, MessageRules] = {}
+        """Rules of the templates, by name: they are probed once."""
+        self._probed = asyncio.Event()
+        """Set when the rules are known, or the templates turn out to be unusable."""
         self._broken = ""
         """Reason why the templates can never be used; empty: they can."""
         self._running: asyncio.Task[None] | None = None
@@ -66,11 +72,18 @@ class ChatRenderer:
             self._running.cancel()
             await asyncio.wait({self._running})
 
+    async def rules(self) -> Mapping[str, MessageRules]:
+        """Returns the rules of the templates by name, once a worker has probed them; none for unusable templates."""
+        if self._templates.named:
+            await self._probed.wait()
+        return self._rules
+
     async def render(self, conversation: Conversation) -> str:
         """Returns the text for the model to continue, special tokens included.
 
         Raises:
-            InvalidRequest: the model has no template, or the template rejects this conversation.
+            InvalidRequest: the model has no template, or the template refuses this conversation: the error names the
+                message.
             Overloaded: too many conversations wait.
             Unavailable: no worker can be started.
         """
@@ -86,7 +99,7 @@ class ChatRenderer:
         self._changed.set()
         answer = await waiting.answer
         if answer.refusal:
-            raise InvalidRequest(f"the model's chat template does not take these messages: {answer.refusal}")
+            raise InvalidRequest(_refusal(answer), field="messages")
         return answer.text
 
     async def _run(self) -> None:
@@ -103,13 +116,15 @@ class ChatRenderer:
                 await asyncio.sleep(RETRY_AFTER)
             finally:
                 self.pid = None
+        self._probed.set()
         _log.warning("chat_template_unusable", reason=self._broken)
         self._refuse_all(InvalidRequest(self._broken))
 
     async def _load(self, worker: WorkerProcess) -> bool:
-        """Lets the worker compile the templates; returns False and records the reason if they are unusable."""
+        """Lets the worker compile and probe the templates; returns whether it can render them. If no worker can, the
+        reason is recorded."""
         try:
-            answer = await worker.ask(Load(self._templates.named, self._templates.special), START_WITHIN)
+            answer = await worker.ask(Load(self._templates.named, self._templates.special, self._rules), START_WITHIN)
         except WorkerDied as error:
             if not error.by_limit:
                 raise
@@ -117,7 +132,23 @@ class ChatRenderer:
         else:
             if answer.refusal:
                 self._broken = f"the model's chat template is no template: {answer.refusal}"
-        return not self._broken
+        return not self._broken and await self._probe(worker)
+
+    async def _probe(self, worker: WorkerProcess) -> bool:
+        """Finds the rules of templates that no worker has probed; returns whether the worker still runs.
+
+        A template that exceeds a limit even with small conversations gets the default rules."""
+        for name in self._templates.named.keys() - self._rules.keys():
+            try:
+                answer = await worker.ask(Probe(name), START_WITHIN)
+            except WorkerDied as error:
+                if not error.by_limit:
+                    raise
+                self._rules[name] = MessageRules()
+                return False
+            self._rules[name] = answer.rules or MessageRules()
+        self._probed.set()
+        return True
 
     async def _serve(self, worker: WorkerProcess) -> None:
         """Renders waiting conversations until the worker ends or does not answer."""
@@ -148,3 +179,9 @@ class ChatRenderer:
     def _refuse_all(self, error: RequestError) -> None:
         while self._waiting:
             self._refuse_first(error)
+
+
+def _refusal(answer: Answer) -> str:
+    if answer.refused is None:
+        return f"messages: the model's chat template refuses these messages: {answer.refusal}"
+    return f"messages[{answer.refused}]: the model's chat template refuses this message: {answer.refusal}"

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from pagewire.services.tokenizer.chat.format_recognition import Formats
+from pagewire.services.tokenizer.chat.text_tools import auto_grammar
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
 from pagewire.shared.client_protocol.client_requests import check_free_form
@@ -83,6 +84,13 @@ def with_forced_call(request: GenerateRequest) -> SamplingParams:
     return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
 
 
+def form_of_calls(request: GenerateRequest, formats: Formats) -> StructuredOutputsParams | None:
+    """Returns the form of an answer that may call tools which are texts of the prompt; None: it has none."""
+    if not request.tools or not formats.tools_as_text or request.tool_choice not in {None, "auto"}:
+        return None
+    return None if request.sampling.beam_width else auto_grammar(request.tools)
+
+
 def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress") -> ChatFormat | None:
     """Returns the format of the answers to a conversation; None: they are texts without tool calls and reasoning.
 
@@ -110,6 +118,7 @@ def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress"
         single=not request.parallel_tool_calls,
         tool=tool,
         texts={name: arguments for name, arguments in texts.items() if arguments} if calls in TYPED else {},
+        short_ids=bool(calls) and formats.short_ids,
     )
 
 

@@ -10,13 +10,14 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from jinja2 import TemplateError
 
 from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.shared.process.linux_process import die_with
 
 CPU_SECONDS = 0.5
@@ -41,10 +42,18 @@ class Load(msgspec.Struct):
     """Sources by name."""
     special: dict[str, str]
     """Special tokens by name."""
+    rules: dict[str, MessageRules]
+    """Rules of the templates that have been probed, by name."""
 
 
-class Job(msgspec.Struct):
-    """Every later message to a worker: a conversation, and the name of its template."""
+class Probe(msgspec.Struct, tag=True):
+    """A later message to a worker: the name of a template whose rules are to be found."""
+
+    template: str
+
+
+class Job(msgspec.Struct, tag=True):
+    """Any other message to a worker: a conversation, and the name of its template."""
 
     template: str
     conversation: Conversation
@@ -56,6 +65,10 @@ class Answer(msgspec.Struct):
     text: str = ""
     refusal: str = ""
     """Reason why there is no text; empty: `text` is valid."""
+    refused: int | None = None
+    """Index of the message that is refused; None: it is not known."""
+    rules: MessageRules | None = None
+    """Rules of a template, the answer to `Probe`."""
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -75,25 +88,35 @@ def main(parent: int) -> None:
         return
     compiled: dict[str, ChatTemplate] = {}
 
-    def compile_all(load: Load) -> str:
+    def compile_all(load: Load) -> Answer:
         environment = chat_environment()
         for name, source in load.templates.items():
             compiled[name] = ChatTemplate(environment, source, load.special)
-        return ""
+            compiled[name].rules = load.rules.get(name, MessageRules())
+        return Answer()
 
-    def render(job: Job) -> str:
-        return compiled[job.template].render(job.conversation)
+    def work(message: Probe | Job) -> Answer:
+        template = compiled[message.template]
+        if isinstance(message, Probe):
+            template.rules = template.probe()
+            return Answer(rules=template.rules)
+        try:
+            return Answer(template.render(message.conversation))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  # templates may raise any exception
+            return Answer(refusal=_reason(error), refused=template.refused_message(message.conversation))
 
     _answer(compile_all, load)
-    while (job := _receive(Job)) is not None:
-        _answer(render, job)
+    while (message := _receive(Probe | Job)) is not None:
+        _answer(work, message)
 
 
-def _answer(work: Callable[[T], str], message: T) -> None:
-    """Sends the text that `work` returns for a message, or a refusal."""
+def _answer(work: Callable[[T], Answer], message: T) -> None:
+    """Sends the answer that `work` returns for a message, or a refusal."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # when it expires, SIGPROF kills the process
     try:
-        data = frame(Answer(work(message)))
+        data = frame(work(message))
         if len(data) > MAX_TEXT:
             raise TemplateError(f"the text has more than {MAX_TEXT} bytes")
     except MemoryError:
@@ -106,13 +129,12 @@ def _answer(work: Callable[[T], str], message: T) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the reason for clients: the message of the template or of Jinja, and no internals."""
-    if isinstance(error, TemplateError) and error.message:
-        return error.message[:MAX_REASON].encode(errors="replace").decode()
-    return "it is written for others"
+    """Returns the reason for clients: the message of the template, of Jinja or of an operation on the messages."""
+    reason = error.message if isinstance(error, TemplateError) else None
+    return (reason or f"{type(error).__name__}: {error}")[:MAX_REASON].encode(errors="replace").decode()
 
 
-def _receive(kind: type[T]) -> T | None:
+def _receive(kind: Any) -> Any:
     """Returns the next message, or None at the end of input."""
     length = int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES), "little")
     data = sys.stdin.buffer.read(length)

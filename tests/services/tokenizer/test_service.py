@@ -422,6 +422,21 @@ async def test_an_integer_that_no_message_can_hold_is_refused_and_chats_go_on(fi
         await setup.send({"messages": [{"role": "user", "content": "x"}]})
 
 
+async def test_tools_work_with_a_model_whose_template_shows_none() -> None:
+    function = {"name": "f", "parameters": {"properties": {"x": {"pattern": "(?=a)"}}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": function}]}
+    async with serving() as setup:
+        plain, _ = await setup.send(body | {"tools": []})
+        work, _ = await setup.send(body)
+        assert len(work.prompts[0]) > len(plain.prompts[0]) + 20
+        assert not work.sampling.grammar, "no grammar can hold this schema: calls are free"
+        held, _ = await setup.send(body | {"tools": [{"type": "function", "function": {"name": "f"}}]})
+        assert "tool_call" in held.sampling.grammar
+    async with serving(Settings(model="bundled", tool_call_parser="none")) as setup:
+        frame = await setup.refused(body)
+        assert (frame.code, frame.field) == (400, "tools")
+
+
 async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as setup:
         monkeypatch.setattr(dispatcher, "rank", lambda request_id, instances: 1 / 0)

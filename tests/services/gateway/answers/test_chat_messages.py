@@ -163,8 +163,8 @@ async def test_a_message_and_its_stream_end_for_the_same_reason(
     assert message["content"] == (choice["message"]["content"] or "")
 
 
-async def test_ids_for_mistral_have_nine_letters(gateway: Gateway) -> None:
-    answering(gateway, ["[TOOL_CALLS]", "f{}"], ChatFormat("mistral"))
+async def test_ids_of_calls_have_the_form_that_the_models_template_takes(gateway: Gateway) -> None:
+    answering(gateway, ['[{"name": "f", "parameters": {}}]'], ChatFormat("required", short_ids=True))
     (call,) = (await whole(gateway))["message"]["tool_calls"]
     assert (len(call["id"]), call["id"].isalnum()) == (9, True)
 

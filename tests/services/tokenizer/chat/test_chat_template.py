@@ -1,5 +1,7 @@
 """Templates as their publishers ship them are rendered as `transformers` renders them."""
 
+import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -64,22 +66,33 @@ def requested(arguments: dict[str, Any]) -> Conversation:
     return conversation_of(request, request.messages)
 
 
+def is_whole(reference: str | None, arguments: dict[str, Any]) -> bool:
+    """Whether a text has the answers and calls of tools, and all instructions, of a conversation."""
+    messages = arguments["messages"]
+    called = ["units"] * any("tool_calls" in message for message in messages)
+    instructed = [message["content"] for message in messages if message["role"] in {"system", "tool"}]
+    texts = [text for text in instructed if isinstance(text, str)]
+    return reference is not None and all(text in reference for text in [*called, *texts])
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_publishers_template_gives_what_transformers_gives(
     name: str, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    refused = 0
+    refused = set()
     async with ChatRenderer(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL)) as renderer:
         for title, arguments in CONVERSATIONS.items():
             reference = expected(tokenizer, name, arguments)
-            if reference is None:
-                refused += 1
-                with pytest.raises(InvalidRequest, match="chat template does not take these messages"):
-                    await renderer.render(requested(arguments))
-            else:
-                assert await renderer.render(requested(arguments)) == reference, title
-    assert refused <= 4, "most conversations are for most templates"
+            (text,) = await asyncio.gather(renderer.render(requested(arguments)), return_exceptions=True)
+            if isinstance(text, InvalidRequest):
+                assert reference is None, title
+                assert re.match(r"messages\[\d\]: .* refuses this message: .", text.message)
+                refused.add(title)
+                continue
+            if is_whole(reference, arguments):
+                assert text == reference, title
+    assert refused <= {"unknown role", "continued nothing"}
 
 
 def test_there_are_many_templates_and_conversations() -> None:

@@ -3,7 +3,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
+from pagewire.services.tokenizer.chat.chat_template import ChatTemplate
+from pagewire.services.tokenizer.chat.environment import chat_environment
 from pagewire.services.tokenizer.chat.format_recognition import Formats, reasoning_format, tool_format
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.chat.formats import REASONING_PARSERS, TOOL_PARSERS
 from pagewire.shared.messages.client import ChatFormat
@@ -36,10 +39,18 @@ LLAMA = 'Respond in the format {"name": function name, "parameters": dictionary 
 LLAMA_PYTHONIC = "format of [func_name1(params_name1=params_value1, params_name2=params_value2...)] {{ tools }}"
 
 
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SHOWS = "{{ messages }} {{ tools }}"
+
+
 def find(settings: Settings, *special: str, **named: str) -> Formats:
     tokenizer = load_tokenizer(BUNDLED).backend
     tokenizer.add_tokens([AddedToken(tag, special=True) for tag in special])
-    return Formats.find(settings, ChatTemplates(named, {}), tokenizer)
+    templates = ChatTemplates(named, {})
+    source = named.get(templates.choose(tools=True) or "")
+    rules = MessageRules() if source is None else ChatTemplate(chat_environment(), source, SPECIAL).probe()
+    return Formats.find(settings, templates, tokenizer).with_rules(rules)
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
@@ -55,20 +66,31 @@ def test_the_formats_of_other_templates_are_recognized() -> None:
 
 
 def test_a_setting_comes_before_the_template() -> None:
-    assert find(Settings(), default=LLAMA).tool_calls == "llama3_json"
+    assert find(Settings(), default=LLAMA + SHOWS).tool_calls == "llama3_json"
     for name, form in TOOL_PARSERS.items():
         assert find(config.load({"tool-call-parser": name}), default="x").tool_calls == form
     for name, form in REASONING_PARSERS.items():
         assert find(config.load({"reasoning-parser": name}), default="x").reasoning == form
-    off = find(Settings(tool_call_parser="none", reasoning_parser="none"), default=LLAMA + "<think></think>")
+    off = find(Settings(tool_call_parser="none", reasoning_parser="none"), default=LLAMA + SHOWS + "<think></think>")
     assert (off.tool_calls, off.reasoning, off.takes_tools) == ("", "", True)
 
 
 def test_which_models_take_tools() -> None:
-    assert not find(Settings(), default="{{ messages }}").takes_tools
-    assert not find(Settings()).takes_tools
-    assert find(Settings(), default="{{ messages }}", tool_use=LLAMA) == Formats("llama3_json", takes_tools=True)
-    assert find(Settings(tool_call_parser="hermes"), default="{{ messages }}").takes_tools
+    native = find(Settings(), default=PLAIN, tool_use=LLAMA + SHOWS)
+    assert (native.tool_calls, native.takes_tools, native.tools_as_text) == ("llama3_json", True, False)
+    assert find(Settings(tool_call_parser="mistral"), default=PLAIN).takes_tools
+    assert not find(Settings(tool_call_parser="none"), default=PLAIN).takes_tools
+
+
+@pytest.mark.parametrize("template", [PLAIN, SHOWS], ids=["no tools", "tools in a format that is not known"])
+def test_tools_are_texts_where_the_template_does_not_say_how_they_are_called(template: str) -> None:
+    for parser in ("auto", "hermes"):
+        formats = find(config.load({"tool-call-parser": parser}), "<tool_call>", default=template)
+        assert (formats.tool_calls, formats.takes_tools) == ("hermes", True)
+        assert formats.tools_as_text == (template == PLAIN or parser == "auto")
+        assert formats.hides(ChatFormat("hermes"))
+    assert not find(Settings(tool_call_parser="none"), default=template).tools_as_text
+    assert not find(Settings(tool_call_parser="mistral"), default=template).tools_as_text
 
 
 def test_tags_that_are_special_tokens_are_asked_for() -> None:
@@ -79,6 +101,7 @@ def test_tags_that_are_special_tokens_are_asked_for() -> None:
     assert not formats.hides(ChatFormat("required"))
 
 
-def test_the_bundled_model_has_no_formats() -> None:
-    tokenizer = load_tokenizer(BUNDLED).backend
-    assert Formats.find(Settings(), ChatTemplates({"default": "{{ messages }}"}, {}), tokenizer) == Formats()
+def test_ids_of_calls_are_short_where_the_template_wants_them_short() -> None:
+    mistral = (TEMPLATES / "mistralai-Mistral-Nemo-Instruct-2407.jinja").read_text()
+    assert find(Settings(), default=mistral).short_ids
+    assert not find(Settings(), default=PLAIN).short_ids

@@ -1,18 +1,22 @@
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import msgspec
 import psutil
 import pytest
 
 from pagewire.services.tokenizer.chat import renderer as renderer_module
 from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
-from pagewire.services.tokenizer.chat.worker import MEMORY
+from pagewire.services.tokenizer.chat.worker import MEMORY, Answer, Load, Probe
+from pagewire.services.tokenizer.chat.worker_process import WorkerProcess
 from pagewire.shared.errors import InvalidRequest, Overloaded, Unavailable
 from tests.services.tokenizer.chat.conversations import said
 from tests.support.waiting import PATIENCE, until
@@ -137,7 +141,7 @@ async def test_the_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.anyio
 async def test_the_templates_own_refusal_is_passed_on() -> None:
     async with rendering("{{ raise_exception('roles must alternate') }}") as renderer:
-        with pytest.raises(InvalidRequest, match="does not take these messages: roles must alternate"):
+        with pytest.raises(InvalidRequest, match=r"messages\[0\]: .* refuses this message: roles must alternate"):
             await renderer.render(ask())
 
 
@@ -165,7 +169,7 @@ async def test_a_template_that_fails_is_a_refusal_without_its_insides(broken: st
             await renderer.render(ask())
         assert renderer.pid == first
     message = caught.value.message
-    assert message.startswith("the model's chat template does not take these messages: ")
+    assert re.match(r"messages(\[0\])?: the model's chat template refuses (this message|these messages): .", message)
     assert "Traceback" not in message
     assert "/" not in message
 
@@ -254,6 +258,7 @@ async def test_a_worker_is_small_and_knows_no_secrets(monkeypatch: pytest.Monkey
 PARENT = """
 import asyncio
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
+from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 
 async def main():
@@ -277,3 +282,51 @@ def test_a_worker_ends_with_its_parent(number: signal.Signals) -> None:
     parent.communicate()
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.anyio
+async def test_templates_are_probed_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[type] = []
+    ask_worker = WorkerProcess.ask
+
+    async def ask_and_note(worker: WorkerProcess, message: msgspec.Struct, within: float) -> Answer:
+        asked.append(type(message))
+        return await ask_worker(worker, message, within)
+
+    monkeypatch.setattr(WorkerProcess, "ask", ask_and_note)
+    late = Conversation([said("user", "a"), said("system", "b")])
+    async with rendering(
+        "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('late') }}{% endif %}"
+        "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    ) as renderer:
+        assert not (await renderer.rules())["default"].late_system
+        pid = await successor(renderer, None)
+        assert await renderer.render(late) == "ba"
+        os.kill(pid, signal.SIGKILL)
+        await successor(renderer, pid)
+        assert await renderer.render(late) == "ba"
+    assert asked.count(Load) == 2
+    assert asked.count(Probe) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("template", [ENDLESS, "{{ (", "{{ messages }} {{ tools }}"])
+async def test_the_rules_are_known_whatever_the_template_is(template: str) -> None:
+    async with rendering(template) as renderer:
+        rules = await renderer.rules()
+        assert rules.get("default", MessageRules()) == MessageRules()
+
+
+@pytest.mark.anyio
+async def test_a_refusal_names_the_message() -> None:
+    turns = [said("user", "a"), said("assistant", "b")] * 20
+    async with rendering(
+        "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ [] + m.role }}{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    ) as renderer:
+        for place in (0, 7, 39):
+            messages = [*turns[:place], said("wizard", "x"), *turns[place:]]
+            with pytest.raises(
+                InvalidRequest, match=rf"^messages\[{place}\]: .*refuses this message: TypeError: can only"
+            ):
+                await renderer.render(Conversation(messages))
