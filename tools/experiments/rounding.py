@@ -122,9 +122,10 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     >>> rounded(torch.tensor([[0.9, 3.0, -1.4]]), 2)
     tensor([[0., 3., 0.]])
     """
-    chunks = F.pad(x, (0, -x.shape[-1] % CHUNK)).unflatten(-1, (-1, CHUNK))
+    chunks = F.pad(x, (0, -x.shape[-1] % CHUNK)).reshape(*x.shape[:-1], -1, CHUNK)
     scales = chunks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (bits - 1) - 1)
-    return ((chunks / scales).round() * scales).flatten(-2)[..., : x.shape[-1]]
+    numbers: Tensor = ((chunks / scales).round() * scales).flatten(-2)[..., : x.shape[-1]]
+    return numbers
 
 
 def predict(model: Any, prompts: Tensor) -> Tensor:
