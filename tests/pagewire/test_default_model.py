@@ -4,11 +4,18 @@ import re
 import subprocess
 import sys
 
-from pagewire import Client, SamplingParams
+from pagewire import LLM, Client, SamplingParams
+from pagewire.client.async_client import Messages
 from pagewire.shared.models.model_folder import eos_ids, read_config
 from tests.pagewire.serving import run, serving
 from tests.support.default_model import default_model
 
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the opposite of hot?",
+    "How many days are in a week?",
+    "Name the largest planet.",
+)
 LOAD = """
 import sys
 from pathlib import Path
@@ -39,6 +46,21 @@ def test_the_default_model_chats() -> None:
     assert info.name == "smollm2-135m-instruct"
     assert result.choices[0].finish_reason == "stop"
     assert result.choices[0].text == "The capital of Japan is Tokyo."
+
+
+def test_the_default_model_answers_as_in_float32() -> None:
+    """Its weights are integers by default, and the inputs of their products are rounded."""
+    default_model()
+    served = answers()
+    assert served[0] == "The capital of France is Paris."
+    assert served == answers(dtype="float32", quantization="none")
+
+
+def answers(**settings: str) -> list[str]:
+    conversations: list[Messages] = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    with LLM("smollm2-135m-instruct", device="cpu", max_model_len=512, num_kv_blocks=128, **settings) as llm:
+        results = llm.chat(conversations, SamplingParams(max_tokens=24, temperature=0.0))
+    return [result.outputs[0].text for result in results]
 
 
 def test_the_default_model_ends_at_both_of_its_end_tokens() -> None:

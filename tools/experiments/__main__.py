@@ -22,6 +22,7 @@ EXPERIMENTS = (
     "overload",
     "replicas",
     "report",
+    "rounding",
     "sim",
     "structured",
     "vllm_cpu",

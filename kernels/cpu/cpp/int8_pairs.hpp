@@ -17,6 +17,14 @@ struct Int16Pair {
 typedef int8_t Int8Pairs __attribute__((vector_size(LANES * 2)));
 typedef int16_t Int16Pairs __attribute__((vector_size(LANES * 4)));
 
+inline Int16Pair pair(int32_t first, int32_t second) { return {(first & 0xffff) | second << 16}; }
+
+// Returns the upper byte of each number, without sign.
+inline Int16Pairs upper_bytes(Int x) {
+    typedef uint16_t Unsigned __attribute__((vector_size(LANES * 4)));
+    return (Int16Pairs)((Unsigned)x >> 8);
+}
+
 // Loads and widens one pair per lane.
 inline Int16Pairs load(const Int8Pair* p) {
     Int8Pairs narrow;
@@ -34,6 +42,8 @@ inline Int16Pairs load(const Int8Pair* p) {
 inline Int add_product(Int sum, Int16Pair x, Int16Pairs y) {
 #if defined(__AVX512VNNI__)
     return (Int)_mm512_dpwssd_epi32((__m512i)sum, _mm512_set1_epi32(x.bits), (__m512i)y);
+#elif defined(__AVXVNNI__)
+    return (Int)_mm256_dpwssd_avx_epi32((__m256i)sum, _mm256_set1_epi32(x.bits), (__m256i)y);
 #elif defined(__AVX512BW__)
     return sum + (Int)_mm512_madd_epi16(_mm512_set1_epi32(x.bits), (__m512i)y);
 #elif defined(__AVX2__) && !defined(__AVX512F__)

@@ -1,15 +1,17 @@
 // Matrix products with weights as unsigned integers of 4, 5, 6 or 8 bits, Python's `IntegerWeights`.
 //
-// Each row is rounded to int8 in chunks of 32 inputs with a scale of their own. A panel stores its outputs chunk by chunk
-// in quads, 4 inputs of each output side by side, because instructions add up 4 products at a time. The sum of a chunk's
-// products is an exact integer on every CPU, with any instruction; it is scaled and added in float32 in the order of the
-// chunks. So a row's result does not depend on the other rows.
+// Each row is rounded to int16 in chunks of 32 inputs with a scale of their own. A panel stores its outputs chunk by chunk
+// in quads, 4 inputs of each output side by side, which are multiplied as two pairs. The sum of a chunk's products is an
+// exact integer on every CPU, with any instruction; it is scaled and added in float32 in the order of the chunks. So a
+// row's result does not depend on the other rows.
 #pragma once
 
+#include "int8_pairs.hpp"
 #include "product.hpp"
 #include "rounding.hpp"
 
 constexpr int CHUNK = 32, QUADS = CHUNK / 4;  // inputs and quads of a chunk
+constexpr int STEPS = std::numeric_limits<int16_t>::max();  // sums of a chunk's products fit 32 bits
 constexpr int HALF = 16;                      // inputs of the smallest group
 constexpr int QUAD = 4 * LANES;               // bytes of a register of quads
 // Bytes between the prefetch of codes, of scales and minima, and their use.
@@ -25,34 +27,39 @@ constexpr int INT_ROWS = 2;
 
 typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
 
-// Scale and sums of a row's chunk in int8.
+// Four inputs of a row: the first and the third, then the second and the fourth.
+struct Four {
+    Int16Pair even, odd;
+};
+
+// Scale and sums of a row's chunk in int16.
 struct ChunkFactors {
     float scale;      // number = scale * code
     int32_t sums[2];  // sum of the codes of each half
     float sum;        // sum of all codes, times the scale
 };
 
-// Rows of inputs in int8.
+// Rows of inputs in int16.
 struct RoundedRows {
     int64_t chunks;
-    std::unique_ptr<int8_t[]> codes;     // [rows, chunks, CHUNK]
+    std::unique_ptr<Four[]> codes;            // [rows, chunks, QUADS]
     std::unique_ptr<ChunkFactors[]> factors;  // [rows, chunks]
 };
 
-// Rounds `count` numbers, at most a chunk, to 127 steps on each side.
-inline void round_chunk(const float* x, int64_t count, int8_t* codes, ChunkFactors& factors) {
+// Rounds `count` numbers, at most a chunk.
+inline void round_chunk(const float* x, int64_t count, Four* codes, ChunkFactors& factors) {
     Vec parts[CHUNK / LANES];
     Int most = {};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
         parts[i] = load_some(x + i * LANES, std::max<int64_t>(count - i * LANES, 0));
         most = larger_magnitudes(most, parts[i]);
     }
-    Rounding integers = rounding(most, 127);
+    Rounding integers = rounding(most, STEPS);
     factors = {integers.scale, {}, 0};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
         Int whole = nearest(integers.factor ? parts[i] * integers.factor : Vec{});  // infinity times 0 is NaN
-        Int8 narrow = __builtin_convertvector(whole, Int8);
-        std::memcpy(codes + i * LANES, &narrow, sizeof narrow);
+        for (int j = 0; j < LANES; j += 4)
+            codes[(i * LANES + j) / 4] = {pair(whole[j], whole[j + 2]), pair(whole[j + 1], whole[j + 3])};
         for (int j = 0; j < LANES; j++) factors.sums[i * LANES / HALF] += whole[j];
     }
     factors.sum = integers.scale * (factors.sums[0] + factors.sums[1]);
@@ -60,44 +67,16 @@ inline void round_chunk(const float* x, int64_t count, int8_t* codes, ChunkFacto
 
 inline RoundedRows round_rows(const float* x, int64_t rows, int64_t inputs, int threads) {
     int64_t chunks = (inputs + CHUNK - 1) / CHUNK, total = rows * chunks;
-    RoundedRows out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]),
+    RoundedRows out = {chunks, std::unique_ptr<Four[]>(new Four[total * QUADS]),
                    std::unique_ptr<ChunkFactors[]>(new ChunkFactors[total])};
     parallel(rows, SERIAL_NUMBERS / inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin * chunks; at < end * chunks; at++) {
             int64_t k = at % chunks * CHUNK;
-            round_chunk(x + at / chunks * inputs + k, std::min<int64_t>(CHUNK, inputs - k), &out.codes[at * CHUNK],
+            round_chunk(x + at / chunks * inputs + k, std::min<int64_t>(CHUNK, inputs - k), &out.codes[at * QUADS],
                         out.factors[at]);
         }
     });
     return out;
-}
-
-// Adds to each sum the products of 4 codes below 2^BITS with 4 numbers from -127 to 127, `x`.
-template <int BITS>
-inline Int add_quads(Int sum, Bytes codes, int32_t x) {
-#if defined(__AVX512VNNI__)
-    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x));
-#elif defined(__AVXVNNI__)
-    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(x));
-#elif defined(__AVX2__)
-#if defined(__AVX512BW__)
-#define WIDE(name) _mm512_##name
-    __m512i w = (__m512i)codes, v = _mm512_set1_epi32(x);
-#else
-#define WIDE(name) _mm256_##name
-    __m256i w = (__m256i)codes, v = _mm256_set1_epi32(x);
-#endif
-    if constexpr (BITS < 8) return sum + (Int)WIDE(madd_epi16)(WIDE(maddubs_epi16)(w, v), WIDE(set1_epi16)(1));
-    // Sums of two products of 8 bits do not fit into 16 bits: even and odd inputs apart.
-    Int even = (Int)WIDE(madd_epi16)((decltype(w))((Int)w & 0x00ff00ff), WIDE(srai_epi16)(WIDE(slli_epi16)(v, 8), 8));
-    Int odd = (Int)WIDE(madd_epi16)(WIDE(srli_epi16)(w, 8), WIDE(srai_epi16)(v, 8));
-    return sum + even + odd;
-#undef WIDE
-#else
-    Int w = (Int)codes;
-    for (int i = 0; i < 4; i++) sum += (w >> 8 * i & 255) * (int32_t)(int8_t)(x >> 8 * i);
-    return sum;
-#endif
 }
 
 // The codes of a chunk in a panel. Codes of 4 to 6 bits are stored as nibbles, two quads in a byte, followed by their
@@ -194,7 +173,7 @@ template <int BITS, size_t... M>
                                          const PrefetchPlan& plan, Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
     int64_t chunks = x.chunks;
     const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * plan.bytes;
-    const int8_t* rounded = &x.codes[tile.row * chunks * CHUNK];
+    const Four* rounded = &x.codes[tile.row * chunks * QUADS];
     const ChunkFactors* factors = &x.factors[tile.row * chunks];
     Prefetcher ahead(tile, weights.panels, plan);
     bool split = weights.group == HALF, least = weights.minima.numbers;
@@ -209,10 +188,14 @@ template <int BITS, size_t... M>
         if (zero) ((l_dots[M] = -zero * sum_of(factors[M * chunks], SPAN) - Int{}), ...);
         Int r_dots[] = {l_dots[M]...};
         UNROLLED for (int quad = SPAN == SECOND ? QUADS / 2 : 0; quad < (SPAN == FIRST ? QUADS / 2 : QUADS); quad++) {
-            Bytes l = Codes<BITS>::load(codes, quad, 0), r = Codes<BITS>::load(codes, quad, 1);
-            int32_t fours[sizeof...(M)];
-            (std::memcpy(&fours[M], rounded + M * chunks * CHUNK + 4 * quad, 4), ...);
-            ((l_dots[M] = add_quads<BITS>(l_dots[M], l, fours[M]), r_dots[M] = add_quads<BITS>(r_dots[M], r, fours[M])), ...);
+            Int l = (Int)Codes<BITS>::load(codes, quad, 0), r = (Int)Codes<BITS>::load(codes, quad, 1);
+            auto add = [&](Int16Pairs l, Int16Pairs r, auto pair) INLINED {
+                ((l_dots[M] = add_product(l_dots[M], rounded[M * chunks * QUADS + quad].*pair, l),
+                  r_dots[M] = add_product(r_dots[M], rounded[M * chunks * QUADS + quad].*pair, r)),
+                 ...);
+            };
+            add((Int16Pairs)(l & 0x00ff00ff), (Int16Pairs)(r & 0x00ff00ff), &Four::even);
+            add(upper_bytes(l), upper_bytes(r), &Four::odd);
         }
         ((left[M] += __builtin_convertvector(l_dots[M], Vec) * factors[M * chunks].scale * groups.scales.now[0],
           right[M] += __builtin_convertvector(r_dots[M], Vec) * factors[M * chunks].scale * groups.scales.now[1]),
@@ -222,7 +205,7 @@ template <int BITS, size_t... M>
         ((left[M] += groups.minima.now[0] * of_x[M], right[M] += groups.minima.now[1] * of_x[M]), ...);
     };
 
-    for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, factors++) {
+    for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += QUADS, factors++) {
         ahead.step();
         if (chunk == until) {
             groups.next();

@@ -17,6 +17,7 @@ from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.cpu.test_linear import random
 
 CHUNK = 32
+STEPS = 32767
 
 Stored = Literal["float16", "float32", "multiples"]
 """How scales and minima are."""
@@ -80,11 +81,11 @@ def weights(
 
 
 def rounded(x: Tensor) -> Tensor:
-    """The inputs as the kernel multiplies them: each chunk of a row rounded to 127 steps of its largest number."""
+    """The inputs as the kernel multiplies them: each chunk of a row rounded to 32,767 steps of its largest number."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % CHUNK)).view(len(x), -1, CHUNK)
     most = padded.abs().amax(2, keepdim=True)
-    factors = torch.where(most > 0, 127 / most, 0.0)
-    return ((padded * factors).round().double() * (most / 127).double()).flatten(1)[:, : x.shape[1]]
+    factors = torch.where(most > 0, torch.tensor(float(STEPS)).div(most), 0.0)  # STEPS / most would round twice
+    return ((padded * factors).round().double() * (most / STEPS).double()).flatten(1)[:, : x.shape[1]]
 
 
 SHAPES = st.one_of(
@@ -146,22 +147,22 @@ def test_multiples_that_do_not_fit_their_steps(factors: tuple[int, int], steps: 
 
 
 @pytest.mark.parametrize("bits", INTEGERS)
-@pytest.mark.parametrize("group", [16, 32, None])
-def test_whole_numbers_are_exact(kernels: CpuKernels, bits: int, group: int | None) -> None:
-    """Rows that rounding does not change, and scales and sums that float32 has exactly."""
-    x = torch.randint(-127, 128, (7, 192), generator=torch.Generator().manual_seed(0)).float()
-    x[:, ::16] = 127.0
-    given_weights = weights(70, 192, bits, group)
+@pytest.mark.parametrize(("inputs", "group"), [(16, 16), (32, 32), (32, None)])
+def test_the_sum_of_a_chunk_is_exact(kernels: CpuKernels, bits: int, inputs: int, group: int | None) -> None:
+    """Rows that rounding does not change, and scales that are powers of two: only the result is rounded."""
+    x = torch.randint(-STEPS, STEPS + 1, (7, inputs), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::16] = STEPS
+    given_weights = weights(70, inputs, bits, group)
     scales = torch.exp2(random(*given_weights.scales.shape).round().clamp(-1, 1))
     exact = Weights(given_weights.codes, bits, scales, given_weights.zero, None)
-    assert torch.equal(kernels.linear(x, exact.packed(kernels)).double(), x.double() @ exact.dequantized().T)
+    assert torch.equal(kernels.linear(x, exact.packed(kernels)), (x.double() @ exact.dequantized().T).float())
 
 
 def test_largest_codes_do_not_overflow(kernels: CpuKernels) -> None:
     for sign in (1.0, -1.0):
         codes = torch.full((40, 64), 255, dtype=torch.uint8)
         full = Weights(codes, 8, torch.ones(40, 1), 0, None)
-        assert kernels.linear(torch.full((1, 64), sign * 127), full.packed(kernels)).eq(sign * 64 * 127 * 255).all()
+        assert kernels.linear(torch.full((1, 64), sign * STEPS), full.packed(kernels)).eq(sign * 64 * STEPS * 255).all()
 
 
 @pytest.mark.parametrize("stored", ["float32", "multiples"])
