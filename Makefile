@@ -85,7 +85,8 @@ alone:
 clusters:
 	$(BIN)/pytest -m '$(MARKS)' $(CLUSTERS)
 
-# Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
+# Other projects' clients, each in an environment of its own, against `pagewire serve`. The first run installs them.
+# RECORD=1 also writes the requests of agents and SDKs to tests/data/clients, which `make test` sends again.
 test-clients: install
 	$(BIN)/python -m tests.clients
 

@@ -1,4 +1,4 @@
-"""Runs every client's script against one `pagewire serve`, each in an environment of its own: `make test-clients`.
+"""Runs every client's script against `pagewire serve`, each in an environment of its own: `make test-clients`.
 
 The environments stay in the cache folder. Nothing but the package registry is asked for anything.
 """
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from pagewire.shared.models.named_models import models_folder
 from pagewire.shared.models.tokenizer_files import load_tokenizer
+from tests.clients.scripted_clients import find_clients, run_scripted_clients
 from tests.pagewire.serving import serving
 from tests.support.default_model import default_model
 
@@ -112,6 +113,8 @@ def main() -> int:
     with serving("bundled", "--device", "sim:zero") as served:
         results.append(run("schemathesis", install(SCHEMATHESIS), served.http))
     results.append(evaluate(model))
+    record = bool(os.environ.get("RECORD"))
+    results += run_scripted_clients(find_clients(ENVIRONMENTS, install), record=record)
     print("| client | version | what was run | result |\n| --- | --- | --- | --- |")
     print("\n".join(row for _, row in results))
     return 0 if all(passed for passed, _ in results) else 1

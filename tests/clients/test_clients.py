@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.__main__ import AIPERF, GUIDELLM, REQUIREMENTS, SCHEMATHESIS, SCRIPTS
+from tests.clients.scripted_clients import CLAUDE_CODE, CODEX, VERCEL
+from tests.clients.scripted_clients import REQUIREMENTS as SCRIPTED
 from tests.pagewire.serving import Served, serving
 from tests.support.default_model import default_model
 from tests.support.waiting import PATIENCE
@@ -48,6 +50,8 @@ def test_a_script_that_gets_a_wrong_answer_fails(stack: Served) -> None:
 
 def test_the_page_names_every_version() -> None:
     page = (SCRIPTS.parents[1] / "docs" / "clients.md").read_text()
-    for requirement in (*REQUIREMENTS, GUIDELLM, AIPERF, SCHEMATHESIS):
+    for requirement in (*REQUIREMENTS, *SCRIPTED, GUIDELLM, AIPERF, SCHEMATHESIS):
         package, _, version = requirement.partition("==")
-        assert f"| {package} | {version} |" in page
+        assert f"| {package.partition('[')[0]} | {version} |" in page
+    for package in (CODEX, CLAUDE_CODE, VERCEL[0]):
+        assert f"| {package.rpartition('@')[2]} |" in page
