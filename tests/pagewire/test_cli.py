@@ -1,19 +1,25 @@
 import asyncio
+import errno
+import io
 import json
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pagewire import LLM, AsyncClient, cli
-from pagewire.commands import doctor, parser
+from pagewire.commands import doctor, generate, parser
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED, served_names
 from pagewire.shared.settings import config, flags
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 from tests.pagewire.serving import run
+from tests.support.waiting import PATIENCE
 
 UNBUILT = [
     ("--tensor-parallel-size", "2"),
@@ -241,3 +247,48 @@ def test_the_version_and_the_help_are_printed() -> None:
     helped = run("--help").stdout
     assert all(name in helped for name in parser.COMMANDS)
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize("command", [["models"], ["completion", "bash"], ["--version"], ["--help"]])
+def test_an_output_that_cannot_be_written_ends_without_a_traceback(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pagewire", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert command == ["--help"] or (done.returncode, done.stderr) == (2, "pagewire: No space left on device\n")
+
+
+def test_a_full_temporary_folder_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/pagewire-x")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    assert cli.main(["demo", "--model", "bundled"]) == 2
+    assert capsys.readouterr().err == "pagewire: No space left on device: /tmp/pagewire-x\n"
+
+
+def test_a_text_comes_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(generate, "_generate", lambda text, *_, **__: texts.append(text))
+    monkeypatch.setattr(generate.session, "run", lambda *_: 0)
+    for arguments in ([], ["-"], ["words"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon\xc3\xa9\n")))
+        assert cli.main(["generate", *arguments]) == 0
+    assert texts == ["Once upon\xe9", "Once upon\xe9", "words"]
+
+
+def test_without_a_text_generate_says_what_to_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["generate"]) == 2
+    assert "give TEXT" in capsys.readouterr().err
