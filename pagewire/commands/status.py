@@ -132,5 +132,5 @@ def table(instances: list[Stats]) -> list[str]:
         load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))
         name = stats.name.removeprefix("pagewire-")
         rows.append((name, stats.id, state, str(details.get("model", "")), load))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(length) for cell, length in zip(row, longest, strict=True)).rstrip() for row in rows]

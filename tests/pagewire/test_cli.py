@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pagewire import LLM, AsyncClient, cli
-from pagewire.commands import doctor, generate, parser
+from pagewire.commands import doctor, generate, parser, session
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED, served_names
 from pagewire.shared.settings import config, flags
@@ -279,7 +279,7 @@ def test_a_full_temporary_folder_is_one_line(
 def test_a_text_comes_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     monkeypatch.setattr(generate, "_generate", lambda text, *_, **__: texts.append(text))
-    monkeypatch.setattr(generate.session, "run", lambda *_: 0)
+    monkeypatch.setattr(session, "run", lambda *_: 0)
     for arguments in ([], ["-"], ["words"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon\xc3\xa9\n")))
         assert cli.main(["generate", *arguments]) == 0
