@@ -2,6 +2,7 @@ import asyncio
 import errno
 import io
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from pagewire.shared.settings import config, flags
 from pagewire.shared.settings.config import FIELDS, Settings
 from pagewire.shared.settings.environment import variable
 from tests.pagewire.serving import run
+from tests.support.broker import plain_server
 from tests.support.waiting import PATIENCE
 
 UNBUILT = [
@@ -122,6 +124,21 @@ def test_a_client_without_arguments_uses_the_environment(monkeypatch: pytest.Mon
 
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
         asyncio.run(connect())
+
+
+def test_a_client_without_a_key_is_the_nats_user_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*arguments: str, **options: str) -> None:
+        async with AsyncClient(*arguments, **options):  # type: ignore[arg-type]
+            pass
+
+    login = ["--user", "all", "--pass", "p@ss"]
+    with plain_server(["-a", "127.0.0.1", "-p", "-1", *login], dict(os.environ)) as server:
+        for name, value in {"nats-url": server, "nats-user": "all", "nats-password": "p@ss"}.items():
+            monkeypatch.setenv(variable(name), value)
+        asyncio.run(connect())
+        with pytest.raises(ConfigurationError, match="refuses these credentials"):
+            asyncio.run(connect(server, api_key="another"))
+        assert cli.main(["status"]) == 1
 
 
 def test_vllms_old_name_sets_the_lease_window() -> None:
