@@ -11,7 +11,7 @@ import msgspec
 from pagewire.shared.settings.config import Settings
 
 AUTO = "auto"
-DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+DRIVER_FILES: tuple[Path, ...] = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Files of which one is there where a process may use an NVIDIA GPU: that of Linux, and that of Windows' subsystem."""
 CHECK_TIME = 120.0
 """Seconds within which the check of the GPU must end: PyTorch takes some to load, from a cold disk many."""

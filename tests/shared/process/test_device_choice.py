@@ -31,7 +31,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, output: str, errors: str 
 def test_a_supported_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 0, "NVIDIA H100, 80 GiB\n")
     assert choose() == Choice("cuda", "NVIDIA H100, 80 GiB")
-    assert resolve(Settings()).device == "cuda"
+    assert resolve(Settings(device="auto")).device == "cuda"
 
 
 @pytest.mark.parametrize(
