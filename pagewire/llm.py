@@ -18,6 +18,7 @@ from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
 from pagewire.shared.messages.client import Choice, Result, SamplingParams
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.process import device_choice
 from pagewire.shared.settings import config
 from pagewire.shared.settings.config import Settings
 
@@ -49,7 +50,7 @@ def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
     if not arguments.get("trust_remote_code"):
         names.pop("trust_remote_code", None)
     flags = {kept.replace("_", "-"): arguments[name] for name, kept in names.items() if kept}
-    settings = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+    settings = device_choice.resolve(config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags))
     # Offline, every request waits.
     return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None)
 

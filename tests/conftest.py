@@ -12,11 +12,15 @@ import structlog
 from xdist.scheduler import LoadScopeScheduling
 
 from pagewire import AsyncClient
+from pagewire.shared.process import device_choice
 from tests.support.progress import Progress
 from tests.support.waiting import PATIENCE
 
 # The tests and the services that they start share two cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests do the same on a machine with a GPU; those that need it name it.
+os.environ["PAGEWIRE_DEVICE"] = "cpu"
+device_choice.DRIVER_FILES = ()
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # its package has no types

@@ -19,7 +19,8 @@ from pagewire.embedded.broker import find_server
 from pagewire.embedded.stack import REPLICATED
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 from tests.support.processes import free_port
 from tests.support.waiting import until
 

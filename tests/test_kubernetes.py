@@ -10,7 +10,8 @@ import yaml
 from pagewire.embedded.stack import GATEWAY, PIPELINE
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -68,3 +69,9 @@ def test_every_alert_is_explained() -> None:
     assert alerts == set(
         re.findall(r"^\| `(Pagewire\w+)` \|", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
     )
+
+
+def test_no_service_of_the_namespace_sets_variables_in_a_pod() -> None:
+    """Kubernetes would set PAGEWIRE_PORT=tcp://... beside a Service called pagewire."""
+    for spec in (COMMON, pod(objects("StatefulSet")["nats"])):
+        assert spec["enableServiceLinks"] is False

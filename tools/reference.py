@@ -7,7 +7,8 @@ import yaml
 from pagewire.services.gateway.openapi import GET_PATHS, ROUTES, fields, kind_of
 from pagewire.services.gateway.requests import api_elements, sampling_fields, unknown_fields
 from pagewire.services.gateway.requests.api_elements import Treatment
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
 from tools import asyncapi, metrics_reference, vllm_names
@@ -34,7 +35,10 @@ def settings() -> str:
         "| --- | --- | --- |",
     ]
     for name, field in FIELDS.items():
-        default = {True: "on", False: "off", None: "", "": ""}.get(field.default, f"`{field.default}`")
+        switch = isinstance(field.default, bool)
+        default = (
+            ("off", "on")[field.default] if switch else f"`{field.default}`" if field.default not in (None, "") else ""
+        )
         lines.append(f"| `{name}` | {default} | {_cell(texts[field.name])} |")
     lines += ["", f"The variable of `max-num-seqs` is `{variable('max-num-seqs')}`, and so on for the others."]
     return "\n".join(lines) + "\n"

@@ -46,6 +46,8 @@ class AsyncClient:
         tenant: name of the tenant in the file of keys; empty: none; by default that of the environment.
         model: the served name; by default the only model that is served.
         connect_timeout: seconds within which the broker must answer.
+        user: NATS user and password that are used instead of a key; by default, unless `api_key` is given, those of the
+            environment.
         tls: how the broker's certificate is checked, and which certificate it gets; by default the system's way, with
             a url `tls://...`.
         bus: an open connection with inboxes that the client may read, used instead of `url`; the client does not close
@@ -60,17 +62,21 @@ class AsyncClient:
         tenant: str | None = None,
         model: str = "",
         connect_timeout: float = 5.0,
+        user: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         bus: Bus | None = None,
     ) -> None:
         if bus is None and None in (url, api_key, tenant):
             settings = config.load({})
             url = config.nats_urls(settings) if url is None else url
+            if user is None and api_key is None and settings.nats_user:
+                user = settings.nats_user, settings.nats_password
             api_key = settings.api_key if api_key is None else api_key
             tenant = settings.tenant if tenant is None else tenant
         self._url = url or ""
         self._api_key = api_key or ""
         self._tenant = tenant = tenant or ""
+        self._user = user
         self._tls = tls
         self._model = model
         self._connect_timeout = connect_timeout
@@ -83,7 +89,7 @@ class AsyncClient:
 
     async def __aenter__(self) -> Self:
         if self._bus is None:
-            user, password = credentials.of_client(self._tenant, self._api_key)
+            user, password = self._user or credentials.of_client(self._tenant, self._api_key)
             self._bus = await nats.connect(
                 self._url,
                 name="client",

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.commands import session, waterfall
+from pagewire.commands import session
 from pagewire.commands.timings import Timings
+from pagewire.commands.trace import waterfall
 from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import Internal
 from pagewire.shared.messages.client import SamplingParams

@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from pagewire.commands import session
+from pagewire.commands.stack_at_port import at_port
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.stack import check_replicas
@@ -16,6 +19,7 @@ from pagewire.kernels.cpu import build
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
+from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
 from pagewire.shared.settings.config import Settings, nats_urls, uses_flashinfer
 
@@ -49,6 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and function of each check, which returns a finding or raises an error with advice."""
     yield "machine", _machine
+    if settings.device == device_choice.AUTO:
+        choice = device_choice.choose()
+        settings = msgspec.structs.replace(settings, device=choice.device)
+        yield "device", lambda: f"{choice.device}: {choice.reason}"
     if settings.device == "cpu":
         yield "kernels", _kernels
     if settings.device == "cuda":
@@ -110,7 +118,7 @@ def _model(settings: Settings) -> str:
 async def _connection(settings: Settings) -> str:
     url = nats_urls(settings)
     try:
-        async with session.client_of(settings) as client:
+        async with session.client_of(await at_port(settings)) as client:
             names = ", ".join(info.name for info in await client.models())
     except BusUnavailable:
         if settings.nats_url:

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from pagewire.commands import session
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.settings import flags
 from pagewire.shared.settings.config import Settings
@@ -14,7 +15,8 @@ from pagewire.shared.settings.config import Settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the text, the sampling parameters and all settings."""
-    parser.add_argument("text", metavar="TEXT", help="text to continue")
+    text = "text to continue; without it, or with -, the text on standard input"
+    parser.add_argument("text", nargs="?", default="-", metavar="TEXT", help=text)
     parser.add_argument("--json", action="store_true", help="print the whole result as one line of JSON")
     add_sampling(parser)
     flags.add_settings(parser)
@@ -61,9 +63,10 @@ _FIELDS = _flags()
 def run(arguments: argparse.Namespace) -> int:
     """Prints the prompt and then the completion as it arrives."""
     settings = session.quiet(flags.read_settings(arguments))
-    return session.run(
-        _generate(arguments.text, sampling_of(arguments, settings), settings, as_json=arguments.json), settings
-    )
+    text = arguments.text if arguments.text != "-" else session.piped_text()
+    if text is None:
+        raise ConfigurationError("there is no text to continue: give TEXT, or pipe one into the command")
+    return session.run(_generate(text, sampling_of(arguments, settings), settings, as_json=arguments.json), settings)
 
 
 async def _generate(text: str, sampling: dict[str, Any], settings: Settings, *, as_json: bool) -> int:

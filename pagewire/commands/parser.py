@@ -5,7 +5,7 @@ import ast
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from typing_extensions import override
 
@@ -37,6 +37,29 @@ COMMANDS = (
     "nats-config",
     "completion",
 )
+
+
+OTHER_COMMANDS = {
+    "run": "`pagewire chat --model NAME` talks with a model, `pagewire generate TEXT` continues a text",
+    "list": "`pagewire models` lists the models",
+    "ls": "`pagewire models` lists the models",
+    "ps": "`pagewire status` shows what runs",
+    "stop": "press Ctrl-C at `pagewire serve`, or send it SIGTERM",
+    "rm": "`pagewire models --remove NAME` deletes a fetched model",
+    "show": "`pagewire doctor --model NAME` describes a model",
+}
+"""Commands of Ollama, and what does the same here."""
+
+
+class CommandLine(flags.Parser):
+    """The parser of the whole line, which knows the commands of Ollama."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        word, _ = flags.refused_choice(message) or ("", [])
+        if word in OTHER_COMMANDS:
+            argparse.ArgumentParser.error(self, f"there is no command {word}: {OTHER_COMMANDS[word]}")
+        super().error(message)
 
 
 class CommandParser(flags.Parser):
@@ -82,7 +105,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def _build() -> tuple[argparse.ArgumentParser, dict[str, CommandParser]]:
-    parser = flags.Parser(prog="pagewire", description="Serves language models as a pipeline of services over NATS.")
+    parser = CommandLine(prog="pagewire", description="Serves language models as a pipeline of services over NATS.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     commands = {}

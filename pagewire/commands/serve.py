@@ -3,10 +3,15 @@
 import argparse
 import asyncio
 
+import structlog
+
 from pagewire.commands import session
 from pagewire.embedded.stack import Stack
+from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
 from pagewire.shared.settings.config import Settings
+
+_log = structlog.get_logger()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(settings: Settings) -> int:
     async with Stack(settings) as stack:
+        if settings.device == device_choice.AUTO:
+            _log.info("device_chosen", **device_choice.choose()._asdict())
         address = await stack.ready()
         print(f"ready {address.http} {address.nats}", flush=True)
         running = asyncio.create_task(stack.wait())

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pagewire.client.async_client import AsyncClient
+from pagewire.commands.stack_at_port import at_port
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import BusUnavailable, Unavailable
 from pagewire.shared.models import model_folder
@@ -55,6 +56,13 @@ def first_signal() -> asyncio.Event:
     return arrived
 
 
+def piped_text() -> str | None:
+    """Returns the text on standard input, without its last line break; None: a person at a terminal would type it."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    return sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+
+
 def model_of(settings: Settings) -> str:
     """Returns the served name of the settings' model; empty when they name no model."""
     return model_folder.served_name(settings) if settings.model or settings.served_model_name else ""
@@ -74,6 +82,7 @@ def client_of(settings: Settings) -> AsyncClient:
         tenant=settings.tenant,
         model=model_of(settings),
         connect_timeout=CONNECT_TIMEOUT,
+        user=credentials.of_command(settings),
         tls=credentials.tls(settings),
     )
 
@@ -87,7 +96,7 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
         ConfigurationError: a setting is invalid.
     """
     try:
-        async with client_of(settings) as client:
+        async with client_of(await at_port(settings)) as client:
             await client.models()
             yield client
             return

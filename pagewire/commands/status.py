@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagewire.commands import session
+from pagewire.commands.stack_at_port import at_port
 from pagewire.embedded.stack import PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _status(settings: Settings, service: str | None, every: float | None, *, here: bool) -> int:
-    bus = await _connect(settings, service)
+    bus = await _connect(await at_port(settings), service)
     try:
         if every is not None:
             await _watch(bus, service, settings, max(every, 0.1))
@@ -109,7 +110,7 @@ async def _connect(settings: Settings, service: str | None) -> Bus:
         user, password = credentials.of_service(settings, service)
         inbox_prefix = subjects.service_inbox(service)
     else:
-        user, password = credentials.of_client(settings.tenant, settings.api_key)
+        user, password = credentials.of_command(settings)
         inbox_prefix = subjects.client_inbox(settings.tenant)
     return await nats.connect(
         nats_urls(settings),
@@ -123,12 +124,13 @@ async def _connect(settings: Settings, service: str | None) -> Bus:
 
 
 def table(instances: list[Stats]) -> list[str]:
-    """Returns the lines of a table for the terminal."""
-    lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
+    """Returns the lines of a table for the terminal, whose columns are as wide as their widest cell."""
+    rows = [("service", "instance", "state", "model", "load")]
     for stats in instances:
         details: dict[str, Any] = stats.metadata
         state = next((state for state in ("draining", "ready") if details.get(state) == "true"), "not ready")
         load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))
         name = stats.name.removeprefix("pagewire-")
-        lines.append(f"{name:<14}{stats.id:<14}{state:<10}{details.get('model', ''):<16}{load}")
-    return lines
+        rows.append((name, stats.id, state, str(details.get("model", "")), load))
+    longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(length) for cell, length in zip(row, longest, strict=True)).rstrip() for row in rows]

@@ -21,13 +21,14 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.jetstream import NO_JETSTREAM
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
-from pagewire.shared.process import discovery
+from pagewire.shared.process import device_choice, discovery
 from pagewire.shared.process.linux_process import BROKER_FOLDER, INSTANCE, LISTENER
-from pagewire.shared.process.listener import listen
+from pagewire.shared.process.listener import bracketed, listen
 from pagewire.shared.security import credentials
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
-from pagewire.shared.settings.config import ENVIRONMENT_PREFIX, Settings, store_replicas
+from pagewire.shared.settings.config import Settings, store_replicas
+from pagewire.shared.settings.environment import PREFIX
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes; the slowest to start comes first."""
@@ -86,6 +87,7 @@ class Stack:
         Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine.
         """
         _refuse_unsupported(settings)
+        settings = device_choice.resolve(settings)
         check_replicas(settings)
         check_servers(settings)
         self._settings = settings
@@ -191,7 +193,7 @@ class Stack:
             raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
         load = waiting.result().get(GATEWAY, {})
         scheme = "https" if self._settings.ssl_certfile else "http"
-        http = f"{scheme}://{self._settings.host}:{int(load['port'])}" if load else ""
+        http = f"{scheme}://{bracketed(self._settings.host)}:{int(load['port'])}" if load else ""
         return Address(self._settings.nats_url, http)
 
     async def wait(self) -> None:
@@ -290,7 +292,7 @@ class Stack:
         settings = msgspec.structs.replace(
             self._settings, nats_url=url, nats_user=user, nats_password=password, nats_secrets=""
         )
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
         if self._programs[program] == GATEWAY and self._listener is not None:

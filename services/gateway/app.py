@@ -44,6 +44,7 @@ def build(
     *,
     body_limit: int = 1 << 20,
     strict: bool = False,
+    broker: str = "",
 ) -> ASGIApp:
     """Returns the application.
 
@@ -56,9 +57,10 @@ def build(
         allowed_origins: web sites whose scripts may send requests; `*`: all.
         body_limit: bytes of a body of the routes that generate no text.
         strict: whether the routes that generate no text refuse unknown fields.
+        broker: URL of the broker, by which commands find the stack of an HTTP port.
     """
     tokenization = Tokenization(client, body_limit, strict=strict)
-    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization))
+    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization, broker))
     if find_tenant is not None:
         app = Authentication(app, find_tenant)
     if allowed_origins:
@@ -67,7 +69,12 @@ def build(
 
 
 def _starlette(
-    client: AsyncClient, endpoints: Endpoints, health: Health, metrics: MetricsPage, tokenization: Tokenization
+    client: AsyncClient,
+    endpoints: Endpoints,
+    health: Health,
+    metrics: MetricsPage,
+    tokenization: Tokenization,
+    broker: str,
 ) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
@@ -84,7 +91,7 @@ def _starlette(
         return JSONResponse({"server_load": running})
 
     async def own_version(_: Request) -> Response:
-        return JSONResponse({"version": version("pagewire")})
+        return JSONResponse({"version": version("pagewire"), "nats": broker})
 
     async def description(_: Request) -> Response:
         return Response(msgspec.json.encode(openapi.document()), media_type="application/json")

@@ -86,7 +86,7 @@ GET_PATHS = {
     "/livez": "200 while the gateway runs.",
     "/ping": "The same as /health, without a text.",
     "/metrics": "The figures of all services, for Prometheus.",
-    "/version": "The version.",
+    "/version": "The version, and the URL of the broker.",
     "/load": "The number of requests that run.",
     "/openapi.json": "This document.",
     "/docs": "This document as a page.",

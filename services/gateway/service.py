@@ -12,6 +12,7 @@ from pagewire.services.gateway.http import server
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.http.http_counter import HttpCounter
 from pagewire.services.gateway.http.http_protocol import Connections
+from pagewire.services.gateway.http.origin import PageGuard, allowed_pages
 from pagewire.services.gateway.http.rotation import Rotation
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.routes.anthropic_messages import Messages
@@ -28,7 +29,7 @@ from pagewire.shared.process import listener
 from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.process.polling import poll
 from pagewire.shared.security.api_keys import ApiKeys
-from pagewire.shared.settings.config import names
+from pagewire.shared.settings.config import names, nats_urls, without_logins
 
 APIS: dict[str, Api] = {
     "/v1/completions": Completions(),
@@ -73,8 +74,10 @@ class Gateway:
             origins,
             body_limit=limit,
             strict=settings.strict,
+            broker=without_logins(nats_urls(settings)),
         )
-        self._rotation = Rotation(application, tuple(openapi.ROUTES))
+        guarded = PageGuard(application, allowed_pages(settings))
+        self._rotation = Rotation(guarded, tuple(openapi.ROUTES))
         self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, "/v1/models"))
         self._server = server.Server(self._counter, self._listener, self._connections, self._tls)
 

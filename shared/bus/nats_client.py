@@ -5,7 +5,7 @@ import random
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from nats import errors
 from nats.aio.client import Client, Server
@@ -95,8 +95,7 @@ class NatsClient(Client):  # type: ignore[misc]
                 await self.connect(
                     urls,
                     name=name,
-                    user=user or None,
-                    password=password or None,
+                    **(self._login_in(urls) if not user else {"user": user, "password": password or None}),
                     tls=tls,
                     max_reconnect_attempts=-1,
                     connect_timeout=connect_timeout / len(urls) if several else HANDSHAKE_TIMEOUT,
@@ -122,6 +121,20 @@ class NatsClient(Client):  # type: ignore[misc]
         self._opened = True
         if several:
             self.options["connect_timeout"] = CLUSTER_HANDSHAKE_TIMEOUT
+
+    def _login_in(self, urls: list[str]) -> dict[str, Callable[[], str]]:
+        """Returns the options of nats-py that send the user and password, or the token, in the current server's URL.
+
+        Reserved characters in them are percent-encoded, which nats-py leaves as they are.
+        """
+
+        def decoded(part: str) -> Callable[[], str]:
+            return lambda: unquote(getattr(self._current_server.uri, part) or "") if self._current_server else ""
+
+        servers = [urlsplit(url) for url in urls]
+        if any(server.password is not None for server in servers):
+            return {"user": decoded("username"), "password": decoded("password")}
+        return {"token": decoded("username")} if any(server.username for server in servers) else {}
 
     @property
     def address(self) -> str:

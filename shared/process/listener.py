@@ -24,7 +24,19 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        reason = error.strerror or error
+        raise ConfigurationError(
+            f"cannot listen on {bracketed(host)}:{port}: {reason}; choose another --port"
+        ) from error
+
+
+def bracketed(host: str) -> str:
+    """Returns a host as URLs have it: an address of IPv6 stands in brackets.
+
+    >>> bracketed("::1"), bracketed("127.0.0.1")
+    ('[::1]', '127.0.0.1')
+    """
+    return f"[{host}]" if ":" in host else host
 
 
 def inherited() -> socket.socket | None:

@@ -1,6 +1,5 @@
 """Runs one service as a process: settings, logs, traces, the bus, heartbeats, signals and the exit code."""
 
-import argparse
 import asyncio
 import gc
 import os
@@ -16,6 +15,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.models import model_folder
+from pagewire.shared.process import device_choice
 from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Context, Drain, Service
 from pagewire.shared.process.discovery import Responder
@@ -57,10 +57,12 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     use_batch_scheduling()
     if name != "executor":
         return_freed_memory()
-    parser = argparse.ArgumentParser(prog=f"python -m pagewire.services.{name}")
+    parser = flags.Parser(prog=f"python -m pagewire.services.{name}")
     flags.add_settings(parser)
     try:
         settings = flags.read_settings(parser.parse_args())
+        if name == "executor":
+            settings = device_choice.resolve(settings)
         gc.freeze()  # objects of the imported libraries live until the end
         gc.set_threshold(GC_THRESHOLD)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -31,6 +31,13 @@ def of_client(tenant: str, api_key: str) -> tuple[str, str]:
     return (tenant or CLIENT, api_key) if api_key else ("", "")
 
 
+def of_command(settings: Settings) -> tuple[str, str]:
+    """Returns the user and the password of a command: `nats-user`, or else a client with the settings' key."""
+    if settings.nats_user:
+        return settings.nats_user, settings.nats_password
+    return of_client(settings.tenant, settings.api_key)
+
+
 def tls(settings: Settings) -> ssl.SSLContext | None:
     """Returns the TLS context of the settings; None if no setting is about TLS.
 

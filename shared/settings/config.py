@@ -11,8 +11,9 @@ import msgspec
 import yaml
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.environment import settings_in, variable
+from pagewire.shared.settings.spelling import did_you_mean
 
-ENVIRONMENT_PREFIX = "PAGEWIRE_"
 DEFAULT_NATS_PORT = 4222
 MAX_STORE = 1 << 30
 """Default bytes of JetStream's storage."""
@@ -39,8 +40,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Address that the HTTP server listens on."""
     port: Port = 8000
     """Port of the HTTP server; 0: any free port."""
-    device: str = "cpu"
-    """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which simulates step times without computing."""
+    device: str = "auto"
+    """auto (cuda where a supported GPU is, else cpu), cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which
+    simulates step times without computing."""
     revision: str = ""
     """Branch, tag or commit of a model that a hub id names; by default the newest."""
     tokenizer: str = ""
@@ -187,6 +189,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allowed_origins: str = ""
     """Web sites whose scripts may send HTTP requests, separated by commas or as a list in JSON; `*`: all; by default
     none."""
+    allowed_hosts: str = ""
+    """Names by which clients may call a server on loopback without a key, beside this machine's own, such as that of a
+    proxy before it; separated by commas or as a list in JSON; `*`: all."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
@@ -224,15 +229,6 @@ def names(text: str) -> list[str]:
         raise ConfigurationError(f"{text} is no list of texts in JSON: {error}") from error
 
 
-def variable(name: str) -> str:
-    """Returns the name of a setting's environment variable.
-
-    >>> variable("max-num-seqs")
-    'PAGEWIRE_MAX_NUM_SEQS'
-    """
-    return ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
-
-
 def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: Path | None = None) -> Settings:
     """Combines the sources into settings. `flags` has values or their text by kebab-case name; `config`: TOML or YAML.
 
@@ -240,8 +236,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
         ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
     values = _read_file(config) if config is not None else {}
-    values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
+    values.update(settings_in(environ, FIELDS))
     values.update(flags)
+    for name in values.keys() - FIELDS.keys():
+        raise ConfigurationError(f"there is no setting {name!r}{did_you_mean(name, FIELDS)}")
     values = {name: _number(name, value) if isinstance(value, str) else value for name, value in values.items()}
     try:
         return msgspec.convert(values, Settings, strict=False)
@@ -292,6 +290,15 @@ def nats_urls(settings: Settings) -> str:
     """Returns the URLs of the NATS servers, separated by commas; by default they are on this machine."""
     first = settings.nats_port or DEFAULT_NATS_PORT
     return settings.nats_url or ",".join(f"nats://127.0.0.1:{first + i}" for i in range(settings.nats_cluster))
+
+
+def without_logins(urls: str) -> str:
+    """Returns URLs of NATS servers without the user and password in them, which not everybody may see.
+
+    >>> without_logins("nats://user:secret@a:4222,tls://b")
+    'nats://a:4222,tls://b'
+    """
+    return ",".join(re.sub(r"//[^/]*@", "//", url.strip()) for url in urls.split(","))
 
 
 def store_replicas(settings: Settings) -> int:

@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,20 +15,71 @@ from typing_extensions import override
 
 from pagewire.shared.settings import config, vllm_flags
 from pagewire.shared.settings.config import FIELDS, Settings
-from pagewire.shared.settings.vllm_flags import IGNORED, instead
+from pagewire.shared.settings.spelling import CLOSE, did_you_mean, nearest
+from pagewire.shared.settings.vllm_flags import IGNORED, NO_COUNTERPART, instead
 
 ALIASES = {"num-scheduler-steps": "lease-window", **vllm_flags.ALIASES}
 """Settings by their other flags."""
+MISSPELT = 0.9
+"""Similarity from which on a flag is a misspelt one of ours, although it looks like one of vLLM's."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors say what replaces a flag of vLLM's."""
+    """A parser of flags in both spellings, `--max-num-seqs` and `--max_num_seqs`, whose errors say what was meant.
+
+    Its errors also say what replaces a flag of vLLM's. It takes no abbreviations.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    @override
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = [_with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
+        namespace, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
     @override
     def error(self, message: str) -> NoReturn:
-        unknown = re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", message) if "unrecognized" in message else ()
-        hints = [f"--{name}: {instead(name)}" for name in unknown]
+        hints = []
+        if "unrecognized" in message:
+            unknown = re.findall(r"(?<![\w-])--([a-z0-9][a-z0-9-]*)", message)
+            hints = [f"--{name}: {self._hint(name)}" for name in unknown]
+        elif (choice := refused_choice(message)) is not None:
+            word, choices = choice
+            message = f"there is no {word!r}{did_you_mean(word, choices)}"
+            hints = [f"choose from {', '.join(choices)}"]
         super().error("; ".join([message, *hints]))
+
+    def _hint(self, name: str) -> str:
+        """Returns the advice for an unknown flag: a misspelt one of ours comes before one of vLLM's."""
+        flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        replacement = instead(name)
+        cutoff = CLOSE if replacement == NO_COUNTERPART else MISSPELT
+        other = nearest(name, flags, cutoff)
+        return f"did you mean --{other}?" if other is not None else replacement
+
+
+def _with_dashes(word: str) -> str:
+    """Returns a flag in the spelling with dashes; another word stays.
+
+    >>> _with_dashes("--max_num_seqs=4"), _with_dashes("a_b"), _with_dashes("--stop=a_b")
+    ('--max-num-seqs=4', 'a_b', '--stop=a_b')
+    """
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if re.fullmatch(r"--[a-z][\w-]*", name) else word
+
+
+def refused_choice(message: str) -> tuple[str, list[str]] | None:
+    """Returns the refused word and the possible ones of argparse's error about a choice; None: it is another error.
+
+    >>> refused_choice("argument COMMAND: invalid choice: 'srve' (choose from 'serve', 'chat')")
+    ('srve', ['serve', 'chat'])
+    """
+    parts = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+    return (parts[1], re.findall(r"[\w.-]+", parts[2])) if parts is not None else None
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -90,7 +90,7 @@ REPLACEMENTS = [
     (r"sse-keep-alive-interval", "streams need no keep-alive: clients wait up to 600 s"),
 ]
 """Patterns of flags that are refused, and the advice for them; the first match counts."""
-NO_COUNTERPART = "it has no counterpart here: leave it out"
+NO_COUNTERPART = "there is no such flag here: leave it out (`--help` lists the flags)"
 """Advice for a flag without a pattern."""
 
 

@@ -8,8 +8,8 @@ import structlog
 import torch
 import transformers
 
-from pagewire.commands import supported_models
-from pagewire.commands.supported_models import Outcome, Sweep
+from pagewire.commands.models import supported_models
+from pagewire.commands.models.supported_models import Outcome, Sweep
 from tests.families.sweep import try_family
 from tests.families.tiny import FAMILIES
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pagewire import SamplingParams
-from pagewire.commands.supported_models import Family, Outcome
+from pagewire.commands.models.supported_models import Family, Outcome
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.services.executor.models.transformers_backend.loading import examine, parse_config
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of

@@ -99,7 +99,9 @@ def test_any_request_to_the_routes_of_http(stack: tuple[LoopThread, Address]) ->
 
     async def ask(method: str, path: str, body: bytes) -> None:
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         answer = await asyncio.wait_for(reader.read(), PATIENCE)
         writer.close()

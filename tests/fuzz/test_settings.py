@@ -10,7 +10,8 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.security import api_keys
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 from tests.fuzz.fuzzing import fuzz, mutated, texts, values
 
 TOML = [

@@ -1,19 +1,27 @@
 import asyncio
+import errno
+import io
 import json
+import os
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pagewire import LLM, AsyncClient, cli
-from pagewire.commands import doctor, parser
+from pagewire.commands import doctor, generate, parser, session
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED, served_names
 from pagewire.shared.settings import config, flags
-from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.environment import variable
 from tests.pagewire.serving import run
+from tests.support.broker import plain_server
+from tests.support.waiting import PATIENCE
 
 UNBUILT = [
     ("--tensor-parallel-size", "2"),
@@ -116,6 +124,21 @@ def test_a_client_without_arguments_uses_the_environment(monkeypatch: pytest.Mon
 
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
         asyncio.run(connect())
+
+
+def test_a_client_without_a_key_is_the_nats_user_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*arguments: str, **options: str) -> None:
+        async with AsyncClient(*arguments, **options):  # type: ignore[arg-type]
+            pass
+
+    login = ["--user", "all", "--pass", "p@ss"]
+    with plain_server(["-a", "127.0.0.1", "-p", "-1", *login], dict(os.environ)) as server:
+        for name, value in {"nats-url": server, "nats-user": "all", "nats-password": "p@ss"}.items():
+            monkeypatch.setenv(variable(name), value)
+        asyncio.run(connect())
+        with pytest.raises(ConfigurationError, match="refuses these credentials"):
+            asyncio.run(connect(server, api_key="another"))
+        assert cli.main(["status"]) == 1
 
 
 def test_vllms_old_name_sets_the_lease_window() -> None:
@@ -241,3 +264,48 @@ def test_the_version_and_the_help_are_printed() -> None:
     helped = run("--help").stdout
     assert all(name in helped for name in parser.COMMANDS)
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize("command", [["models"], ["completion", "bash"], ["--version"], ["--help"]])
+def test_an_output_that_cannot_be_written_ends_without_a_traceback(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pagewire", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert command == ["--help"] or (done.returncode, done.stderr) == (2, "pagewire: No space left on device\n")
+
+
+def test_a_full_temporary_folder_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/pagewire-x")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    assert cli.main(["demo", "--model", "bundled"]) == 2
+    assert capsys.readouterr().err == "pagewire: No space left on device: /tmp/pagewire-x\n"
+
+
+def test_a_text_comes_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(generate, "_generate", lambda text, *_, **__: texts.append(text))
+    monkeypatch.setattr(session, "run", lambda *_: 0)
+    for arguments in ([], ["-"], ["words"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon\xc3\xa9\n")))
+        assert cli.main(["generate", *arguments]) == 0
+    assert texts == ["Once upon\xe9", "Once upon\xe9", "words"]
+
+
+def test_without_a_text_generate_says_what_to_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["generate"]) == 2
+    assert "give TEXT" in capsys.readouterr().err

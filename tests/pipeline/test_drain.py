@@ -75,7 +75,7 @@ async def over_http(address: Address, prompt: str, on_text: Callable[[], None] =
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nContent-Type: application/json"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
     writer.write(f"{head}\r\n\r\n".encode() + data)
     try:
         return await read_text(reader, on_text)

@@ -1,7 +1,6 @@
 """Chats with the model in the terminal, or answers a message from a pipe."""
 
 import argparse
-import sys
 
 from pagewire.commands import session
 from pagewire.commands.generate import add_sampling, sampling_of
@@ -27,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = session.quiet(flags.read_settings(arguments))
     conversation = Conversation(system=arguments.system, sampling=sampling_of(arguments, settings))
     as_params(conversation.sampling)
-    if sys.stdin.isatty():
+    text = session.piped_text()
+    if text is None:
         return session.run(terminal.talk(conversation, settings), settings)
-    text = sys.stdin.buffer.read().decode(errors="replace").strip()
-    return session.run(answers.answer_once(conversation, text, settings), settings) if text else 0
+    return session.run(answers.answer_once(conversation, text.strip(), settings), settings) if text.strip() else 0

@@ -24,6 +24,7 @@ from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shap
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
+from pagewire.shared.process import device_choice
 from pagewire.shared.settings.config import Settings
 
 __all__ = ["open_device"]
@@ -45,6 +46,7 @@ def open_device(settings: Settings, folder: Path) -> Device:
         ConfigurationError: the device is unknown or missing, the model cannot be loaded, or the pool would be too
             small.
     """
+    settings = device_choice.resolve(settings)
     if settings.kv_cache_dtype not in ("auto", _KV_CACHE_DTYPES.get(settings.device)):
         raise ConfigurationError(
             f"device {settings.device} does not support kv-cache-dtype {settings.kv_cache_dtype}: set it to auto"
@@ -70,7 +72,7 @@ def open_device(settings: Settings, folder: Path) -> Device:
     kind, _, gpu = settings.device.partition(":")
     if kind == "sim":
         return _open_sim(settings, folder, gpu)
-    raise ConfigurationError(f"unknown device {settings.device}: set device to cpu, cuda or sim:<gpu>")
+    raise ConfigurationError(f"unknown device {settings.device}: set device to auto, cpu, cuda or sim:<gpu>")
 
 
 def _open_cpu(settings: Settings, folder: Path) -> Device:

@@ -1,7 +1,11 @@
 import subprocess
 import sys
 
-from pagewire.commands.parser import COMMANDS, parsers
+import pytest
+
+from pagewire import cli
+from pagewire.commands.parser import COMMANDS, build_parser, parsers
+from pagewire.shared.settings.flags import read_settings
 from tests.support.waiting import PATIENCE
 
 
@@ -17,3 +21,39 @@ def test_every_command_has_a_parser() -> None:
     commands = parsers()
     assert list(commands) == list(COMMANDS)
     assert all(parser.description for parser in commands.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("srve", "did you mean serve?"),
+        ("run smollm2", "`pagewire chat --model NAME`"),
+        ("list", "`pagewire models`"),
+        ("ps", "`pagewire status`"),
+        ("stop", "Ctrl-C"),
+        ("rm x", "`pagewire models --remove NAME`"),
+        ("show x", "`pagewire doctor --model NAME`"),
+        ("serve --max-num-sqs 3", "did you mean --max-num-seqs?"),
+        ("serve --max_num_sqs=3", "did you mean --max-num-seqs?"),
+        ("serve --max-num 3", "did you mean --max-num-seqs?"),
+        ("status --metrics-compt vllm", "did you mean --metrics-compat?"),
+        ("generate --tempereture 1 x", "did you mean --temperature?"),
+        ("completion bsh", "did you mean bash?"),
+        ("bench pipline", "did you mean pipeline?"),
+        ("serve --xyzzy", "there is no such flag here"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_right_one(
+    line: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_flags_have_both_spellings() -> None:
+    line = ["serve", "--max_num_seqs", "3", "--no-prefix_cache", "--kv_cache-memory=1GiB", "--tokenizer=a_b"]
+    settings = read_settings(build_parser().parse_args(line))
+    assert (settings.max_num_seqs, settings.prefix_cache, settings.tokenizer) == (3, False, "a_b")
+    assert settings.kv_cache_memory == 1 << 30

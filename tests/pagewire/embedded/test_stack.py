@@ -127,9 +127,9 @@ def test_each_replica_has_a_program_per_replicated_service() -> None:
 
 def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert check_replicas(Settings(data_parallel_size=2)) == "2 on 2 cores"
+    assert check_replicas(Settings(data_parallel_size=2, device="cpu")) == "2 on 2 cores"
     with pytest.raises(errors.ConfigurationError, match="data-parallel-size 3"):
-        Stack(Settings(data_parallel_size=3))
+        Stack(Settings(data_parallel_size=3, device="cpu"))
     Stack(Settings(data_parallel_size=3, device="sim:h100"))
 
 

@@ -39,7 +39,7 @@ class Bench:
         self.bus = MemoryBus(broker)
         self.steps: asyncio.Queue[Message] = asyncio.Queue()
         self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
-        settings = Settings(served_model_name=MODEL)
+        settings = Settings(served_model_name=MODEL, device="cpu")
         self.follows = Drain.ALONE
         self.executor = Executor(Context(settings, MemoryBus(broker), INSTANCE, self.beat, lambda: self.follows))
 

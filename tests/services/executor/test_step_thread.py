@@ -45,7 +45,7 @@ async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytes
 
     inbox, results = PlanInbox(), asyncio.Queue[StepResult | PlanRefused]()
     async with asyncio.timeout(PATIENCE):
-        device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
+        device = await DeviceThread.open(Settings(model="bundled", device="cpu"), inbox, results.put_nowait)
         inbox.begin(1)
         inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(max_tokens=2))))
         await results.get()
@@ -66,7 +66,7 @@ async def test_a_device_that_cannot_be_opened_raises_the_reason(monkeypatch: pyt
 
     monkeypatch.setattr(step_thread, "open_device", refuse)
     with pytest.raises(ConfigurationError, match="no such device"):
-        await DeviceThread.open(Settings(model="bundled"), PlanInbox(), print)
+        await DeviceThread.open(Settings(model="bundled", device="cpu"), PlanInbox(), print)
 
 
 @pytest.mark.anyio
@@ -76,7 +76,7 @@ async def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytes
     monkeypatch.setattr(step_thread, "open_device", lambda settings, folder: fake)
 
     inbox = PlanInbox()
-    device = await DeviceThread.open(Settings(model="bundled"), inbox, print)
+    device = await DeviceThread.open(Settings(model="bundled", device="cpu"), inbox, print)
     inbox.begin(1)
     inbox.put(plan(1, add(0, 7, [1], [0])))
     async with asyncio.timeout(PATIENCE):
@@ -96,7 +96,7 @@ async def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPa
 
     inbox, results = PlanInbox(), asyncio.Queue[StepResult | PlanRefused]()
     async with asyncio.timeout(PATIENCE):
-        device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
+        device = await DeviceThread.open(Settings(model="bundled", device="cpu"), inbox, results.put_nowait)
         inbox.begin(1)
         inbox.put(plan(1, add(0, 7, [1], [0])))
         assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)

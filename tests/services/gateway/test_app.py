@@ -81,7 +81,7 @@ async def test_a_slash_at_the_end_of_a_path_has_no_meaning(gateway: Gateway) -> 
 
 
 async def test_version_load_and_ping_answer_as_vllm_does(gateway: Gateway) -> None:
-    assert (await gateway.get("/version")).json == {"version": version("pagewire")}
+    assert (await gateway.get("/version")).json == {"version": version("pagewire"), "nats": ""}
     assert (await gateway.get("/load")).json == {"server_load": 0}
     assert [(await gateway.call(method, "/ping", b"", {})).status for method in ("GET", "POST")] == [503, 503]
     for service in health.REQUIRED:

@@ -1,14 +1,17 @@
 """The first connection: what is wrong is said at once and clearly, and services may start before their broker."""
 
 import asyncio
+import os
 import socket
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from tests.support.broker import CLIENT_INBOX, connect_service
+from tests.support.broker import CLIENT_INBOX, connect_service, plain_server
 from tests.support.processes import free_port
 from tests.support.waiting import PATIENCE
 from tests.support.wire import FakeServer
@@ -77,4 +80,24 @@ async def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
         received = [command.split(" ")[0] for command in wire.commands]
         assert received[-2:] == ["PUB", "PING"]
         assert received.count("PING") == 3, "two of nats-py's own while it connects, and the barrier"
+        await bus.close()
+
+
+@pytest.mark.parametrize(("user", "password"), [("a", "p@ss:w/rd %"), ("b@c", "100%")])
+async def test_credentials_in_a_url_are_percent_decoded(user: str, password: str, tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(f'authorization {{ users = [{{ user: "{user}", password: "{password}" }}] }}')
+    with plain_server(["-a", "127.0.0.1", "-p", "-1", "-c", str(config)], dict(os.environ)) as server:
+        address = server.removeprefix("nats://")
+        bus = await nats.connect(f"nats://{quote(user, '')}:{quote(password, '')}@{address}", name="test")
+        assert bus.connected
+        await bus.close()
+        with pytest.raises(ConfigurationError, match="refuses these credentials"):
+            await nats.connect(f"nats://{quote(user, '')}:wrong@{address}", name="test")
+
+
+async def test_a_token_in_a_url_is_percent_decoded() -> None:
+    with plain_server(["-a", "127.0.0.1", "-p", "-1", "--auth", "s/cret@1"], dict(os.environ)) as server:
+        bus = await nats.connect(f"nats://s%2Fcret%401@{server.removeprefix('nats://')}", name="test")
+        assert bus.connected
         await bus.close()

@@ -35,3 +35,16 @@ def test_a_client_is_its_tenant_or_the_client() -> None:
     assert credentials.of_client("alice", "key") == ("alice", "key")
     with pytest.raises(ConfigurationError, match="--api-key"):
         credentials.of_client("alice", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "login"),
+    [
+        (Settings(), ("", "")),
+        (Settings(nats_user="all", nats_password="p"), ("all", "p")),
+        (Settings(nats_user="all", nats_password="p", api_key="k"), ("all", "p")),
+        (Settings(api_key="k", tenant="alice"), ("alice", "k")),
+    ],
+)
+def test_a_command_is_the_nats_user_of_the_settings_or_a_client(settings: Settings, login: tuple[str, str]) -> None:
+    assert credentials.of_command(settings) == login

@@ -6,6 +6,7 @@ from pagewire import cli
 from pagewire.commands import parser
 from pagewire.shared.settings import flags
 from pagewire.shared.settings.config import FIELDS
+from pagewire.shared.settings.spelling import nearest
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, NO_COUNTERPART, instead
 from tools import vllm_names
 
@@ -79,3 +80,9 @@ def test_flags_without_effect_are_accepted() -> None:
         ["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"]
     )
     assert not flags.read_settings(namespace).prefix_cache
+
+
+def test_no_flag_of_vllm_is_taken_for_a_misspelt_one() -> None:
+    ours = [*FIELDS, *ALIASES, *IGNORED]
+    others = {flag for flag in VLLM - set(ours) if instead(flag) != NO_COUNTERPART}
+    assert {flag: other for flag in others if (other := nearest(flag, ours, flags.MISSPELT)) is not None} == {}

@@ -1,6 +1,8 @@
 """Checks a machine for what the device `cuda` needs beside the GPU."""
 
+import importlib.util
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -28,6 +30,8 @@ def check_machine() -> str:
             f"PyTorch for CUDA {release} finds no GPU: install NVIDIA's driver {driver} or newer, and give a container "
             "the GPU (compose.gpu.yaml)"
         )
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigurationError("the kernels need Triton, and there is none: install torch from PyPI")
     if not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
         raise ConfigurationError("Triton compiles its launcher with a C compiler, and there is none: install gcc")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -37,3 +41,11 @@ def check_machine() -> str:
     if 10 * major + minor < min(PARTS):
         raise ConfigurationError(f"{name} has compute capability {major}.{minor}, 8.0 is needed: take a newer GPU")
     return f"{name}, {memory >> 30} GiB, compute capability {major}.{minor}, CUDA {release}"
+
+
+if __name__ == "__main__":  # `shared/process/device_choice.py` runs the check in a process of its own
+    try:
+        print(check_machine())
+    except ConfigurationError as problem:
+        print(problem)
+        sys.exit(1)

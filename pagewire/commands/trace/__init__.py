@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pagewire.commands import waterfall
+from pagewire.commands.trace import waterfall
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings import flags
 from pagewire.shared.telemetry import span_files

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows a bar on a terminal, and says at the end how many requests have failed."""
-    from pagewire.commands import batch  # only here: the routes take longer to import than other commands to run
+    from pagewire.commands.run_batch import (
+        batch,  # only here: the routes take longer to import than other commands to run
+    )
 
     settings = session.quiet(flags.read_settings(arguments))
     lines = batch.read(arguments.input_file)

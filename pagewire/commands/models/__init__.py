@@ -2,8 +2,8 @@
 
 import argparse
 
-from pagewire.commands import supported_models
-from pagewire.commands.supported_models import Outcome
+from pagewire.commands.models import supported_models
+from pagewire.commands.models.supported_models import Outcome
 from pagewire.shared.models import model_folder, named_models
 from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pagewire.commands import supported_models
-from pagewire.commands.supported_models import Outcome
+from pagewire.commands.models import supported_models
+from pagewire.commands.models.supported_models import Outcome
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 
 
 def test_the_page_is_that_of_the_sweep() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from pagewire.commands import waterfall
+from pagewire.commands.trace import waterfall
 from pagewire.shared.subjects import owned
 from pagewire.shared.telemetry.span_files import Span
 

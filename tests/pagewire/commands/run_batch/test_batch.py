@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pagewire import AsyncClient, cli
-from pagewire.commands.batch import Line, Outcome, answers, read
+from pagewire.commands.run_batch.batch import Line, Outcome, answers, read
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import Overloaded
 from tests.support.responder import MODEL, WORDS, Responder
