@@ -209,7 +209,7 @@ async def siege(http: str, connections: int, start: bytes, dripping: bytes = b""
 
 def sieges(slow: int, idle: int) -> list[tuple[str, int, bytes, bytes]]:
     """Returns the arguments of `siege` behind the kind of connections."""
-    header = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    header = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     return [
         ("slow headers", slow, header, b"a: " + b"x" * 10_000),
         ("slow bodies", slow, header + b"content-length: 100000\r\n\r\n", b'{"prompt": "' + b"x" * 10_000),

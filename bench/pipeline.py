@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -266,5 +267,6 @@ def _http_request(url: str, max_tokens: int, priority: int) -> bytes:
     request = {"model": "bundled", "prompt": [5, 6, 7], "max_tokens": max_tokens, "ignore_eos": True}
     request |= {"priority": priority, "stream": True, "stream_options": {"include_usage": True}}
     body = json.dumps(request).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body

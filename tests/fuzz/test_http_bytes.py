@@ -21,14 +21,14 @@ from tests.support.responder import MODEL
 from tests.support.waiting import PATIENCE
 
 BODY = b'{"model": "%s", "prompt": "x", "stream": true}' % MODEL.encode()
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 REQUESTS = [
     POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY,
     POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nTrailer: x\r\n\r\n",
     POST + b"Expect: 100-continue\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(BODY) + BODY,
-    b"GET /v1/models?a=%20b#c HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\nGET /livez HTTP/1.0\r\n\r\n",
-    b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nabc",
+    b"GET /v1/models?a=%20b#c HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\nGET /livez HTTP/1.0\r\n\r\n",
+    b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nabc",
 ]
 TOKENS = [
     b"\r\n",
@@ -110,7 +110,7 @@ class Doors:
         answer = await exchange(self.port, pieces)
         statuses = {int(status) for status in STATUS.findall(answer)}
         assert statuses <= {100, 200, 307, 400, 404, 405, 408, 413, 415, 431, 503}, answer
-        assert (await exchange(self.port, [b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"])).endswith(b"alive")
+        assert (await exchange(self.port, [b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"])).endswith(b"alive")
         assert self.connections.body_bytes >= 0
         assert not self.faults, "\n".join(self.faults)
 
