@@ -384,9 +384,9 @@ def test_an_unknown_model(sdk: Any) -> None:
 
 
 def test_a_prompt_beyond_the_context(sdk: Any) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match=str(CONTEXT)) as caught:
+    with pytest.raises(openai.BadRequestError, match=str(CONTEXT)) as caught:
         sdk.complete(prompt=[5] * CONTEXT)
-    assert caught.value.code == "context_length"
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_wrong_key(client: openai.OpenAI) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pagewire.services.detokenizer.fence import Frozen
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
@@ -273,8 +274,8 @@ class TestQueuedRequests:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, skew: float
     ) -> None:
         right = time.time
+        monkeypatch.setattr(MemoryStore, "now", lambda _: right())
         async with rig(folder) as world:
-            monkeypatch.setattr(type(world.broker.store), "now", lambda _: right())
             monkeypatch.setattr(time, "time", lambda: right() + skew)
             say(world, "dead")
             late, adopted = await world.reader(), await world.reader()
