@@ -110,7 +110,8 @@ class Doors:
         answer = await exchange(self.port, pieces)
         statuses = {int(status) for status in STATUS.findall(answer)}
         assert statuses <= {100, 200, 307, 400, 404, 405, 408, 413, 415, 431, 503}, answer
-        assert (await exchange(self.port, [b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"])).endswith(b"alive")
+        question = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert (await exchange(self.port, [question])).endswith(b"alive")
         assert self.connections.body_bytes >= 0
         assert not self.faults, "\n".join(self.faults)
 
