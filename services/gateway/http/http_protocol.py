@@ -224,7 +224,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Starts the time of the body, and the request unless there are too many connections."""
         self._calls += 1
-        if self._over or self.parser.should_upgrade():  # `_decline` has the header parsed again
+        if self._over or self.parser.should_upgrade():  # `_parse` has the header parsed again
             return
         version, hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
         if version not in {"1.0", "1.1"} or (version == "1.1" and hosts != 1):
@@ -348,25 +348,29 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disconnect()
 
     def _parse(self, data: bytes) -> None:
-        """Has the parser read what has arrived."""
-        try:
-            self.parser.feed_data(data)
-        except HttpParserUpgrade as upgrade:
-            self._decline(data[upgrade.args[0] :])
-        except HttpParserError:
-            self.send_400_response("")
+        """Has the parser read what has arrived. Offers to speak another protocol are ignored (RFC 9110, 7.8)."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                rest = data[upgrade.args[0] :]
+                data = b"" if self._over else self._declined() + rest
+            except HttpParserError:
+                self.send_400_response("")
+                return
 
-    def _decline(self, rest: bytes) -> None:
-        """Ignores an offer to speak another protocol (RFC 9110, 7.8), after which the parser would read no body.
-
-        `rest`: what has arrived behind the header, which is parsed again, without the offer.
-        """
-        if self.parser.get_method() == b"CONNECT":
+    def _declined(self) -> bytes:
+        """Returns the header of a request that offers another protocol, without the offer, for a new parser: the one that
+        has seen the offer reads no body. Empty if the request is refused."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
             self.send_400_response("")
-            return
-        head = without_offer(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
+            return b""
+        head = without_offer(method, self.url, self.parser.get_http_version(), self.headers)
         self.parser = HttpRequestParser(self)
-        self._parse(head + rest)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return head
 
     @property
     def _over(self) -> bool:

@@ -80,3 +80,12 @@ async def test_http_1_0_gets_no_chunks() -> None:
         peer.send(b"GET /watched HTTP/1.0\r\n\r\n")
         head = await peer.reader.readuntil(b"\r\n\r\n")
         assert (b"chunked" in head, await peer.reader.readexactly(5)) == (False, b"begun")
+
+
+async def test_many_offers_at_once_are_answered_one_by_one() -> None:
+    """In one piece they must not nest: thousands of them fit into what a connection reads at a time."""
+    offer = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: a\r\n\r\n"
+    async with serving(ConnectionLimits()) as running:
+        peer = await running.connect()
+        peer.send(offer * 900 + GET)
+        assert [await peer.answer() for _ in range(901)] == [(200, b"0")] * 901
