@@ -42,8 +42,6 @@ UNSTORED_AFTER = 20.0
 nothing, has time to send the request again: a client that waits for a result does so after 15 s."""
 CHECK_INTERVAL = 2.0
 """Seconds between two checks for streams whose request may be in no queue."""
-QUEUED_FOR = 2.0
-"""Seconds for which a request is queued before a check looks for its work item: most are attached sooner."""
 PING_TIMEOUT = 0.5
 """Seconds that an instance without any heartbeat so far has to answer a ping."""
 MAX_ANNOUNCED = 500
@@ -102,6 +100,8 @@ class Adopter:
         self._view: dict[str, _Peer] = {}
         """Live detokenizers by instance id, as of the last turn of `run`. It does not change during a look through the
         queues: a detokenizer that comes meanwhile causes another look, even if it is gone by then."""
+        self._missing: set[int] = set()
+        """Numbers of work items that the last check has missed."""
         self._claimed: dict[str, _Orphan] = {}
         """Orphans by request id that are opened here unless another detokenizer objects."""
 
@@ -136,7 +136,7 @@ class Adopter:
             unstored: list[Stream] = []
             if now >= next_check:
                 next_check = now + CHECK_INTERVAL
-                await self._end_vanished(now)
+                await self._end_vanished()
                 unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
             if self.ready and not self.draining and (unstored or next_look <= now < look_until):
                 next_look = now + LOOK_INTERVAL
@@ -200,17 +200,20 @@ class Adopter:
         _log.error("request_in_no_queue", request_id=stream.request_id, number=stream.number)
         self._streams.abort(stream, Unavailable(message))
 
-    async def _end_vanished(self, now: float) -> None:
-        """Ends the streams of queued requests whose work items are gone: nobody would ever serve them."""
-        queued = [
-            s for s in self._registry.open if s.number and s.attachment is None and now - s.opened_at > QUEUED_FOR
-        ]
+    async def _end_vanished(self) -> None:
+        """Ends the streams of queued requests whose work items two checks in a row miss: nobody would ever serve them.
+
+        One check is not enough: a new leader of the store may lag behind.
+        """
+        before, self._missing = self._missing, set()
+        queued = {s.number: s for s in self._registry.open if s.number and s.attachment is None}
         if not queued:
             return
         try:
-            missing = await self._bus.store.missing_work([stream.number for stream in queued])
-            for stream in queued:
-                if stream.number in missing and stream.attachment is None and stream.state is StreamState.OPEN:
+            self._missing = await self._bus.store.missing_work(queued.keys())
+            for number in self._missing & before:
+                stream = queued[number]
+                if stream.attachment is None and stream.state is StreamState.OPEN:
                     await self._end_lost(stream, "the request has vanished from the queue: send it again")
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=CHECK_INTERVAL)

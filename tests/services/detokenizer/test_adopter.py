@@ -248,7 +248,6 @@ class TestQueuedRequests:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, adopted: bool
     ) -> None:
         monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
-        monkeypatch.setattr("pagewire.services.detokenizer.adopter.QUEUED_FOR", 0.0)
         async with rig(folder) as world:
             owner = "dead" if adopted else "d1"
             if adopted:
