@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.fetch import fetch
 from pagewire.shared.models.gguf import config as gguf_config
@@ -69,6 +70,11 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
     return _download(model, revision, weights=weights)
+
+
+def served_token(settings: Settings) -> str:
+    """Returns the model's own name as a token of subjects. Reads nothing."""
+    return subjects.model_token(served_name(settings))
 
 
 def served_names(settings: Settings) -> list[str]:

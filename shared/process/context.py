@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics.metric import Sample
@@ -40,7 +39,7 @@ class Context:
     @property
     def model(self) -> str:
         """Token of the served model in subjects."""
-        return subjects.model_token(model_folder.served_name(self.settings))
+        return model_folder.served_token(self.settings)
 
 
 class Service(Protocol):

@@ -182,7 +182,7 @@ async def run_service(
         ExceptionGroup: the service failed in several places at once.
     """
     shutdown = shutdown or Shutdown()
-    model = "" if name == "gateway" else subjects.model_token(model_folder.served_name(settings))
+    model = "" if name == "gateway" else model_folder.served_token(settings)
     heartbeater = Heartbeater(bus, name, instance, model)
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()

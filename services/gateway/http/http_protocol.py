@@ -361,8 +361,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
 
     def _declined(self) -> bytes:
-        """Returns the header of a request that offers another protocol, without the offer, for a new parser: the one that
-        has seen the offer reads no body. Empty if the request is refused."""
+        """Returns the header of a request without its offer of another protocol, and replaces the parser: one that has
+        seen an offer reads no body. Empty if the request is refused."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.send_400_response("")

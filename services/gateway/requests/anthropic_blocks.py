@@ -15,6 +15,16 @@ BILLING = "x-anthropic-billing-header"
 would spoil the prefix cache."""
 _STRING = {"type": "string"}
 _INTEGER = {"type": "integer"}
+_EDITING = {
+    "path": _STRING,
+    "file_text": _STRING,
+    "old_str": _STRING,
+    "new_str": _STRING,
+    "insert_line": _INTEGER,
+    "insert_text": _STRING,
+    "view_range": {"type": "array", "items": _INTEGER},
+}
+"""Properties of the tools that edit files."""
 _CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {
     "bash": (
         "Runs a command in a shell that keeps its state.",
@@ -23,29 +33,14 @@ _CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "text_editor": (
         "Views, creates and edits files.",
-        {
-            "command": {"enum": ["view", "create", "str_replace", "insert"]},
-            "path": _STRING,
-            "file_text": _STRING,
-            "old_str": _STRING,
-            "new_str": _STRING,
-            "insert_line": _INTEGER,
-            "insert_text": _STRING,
-            "view_range": {"type": "array", "items": _INTEGER},
-        },
+        {"command": {"enum": ["view", "create", "str_replace", "insert"]}, **_EDITING},
         ["command", "path"],
     ),
     "memory": (
         "Keeps notes in files under /memories.",
         {
             "command": {"enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
-            "path": _STRING,
-            "file_text": _STRING,
-            "old_str": _STRING,
-            "new_str": _STRING,
-            "insert_line": _INTEGER,
-            "insert_text": _STRING,
-            "view_range": {"type": "array", "items": _INTEGER},
+            **_EDITING,
             "old_path": _STRING,
             "new_path": _STRING,
         },
@@ -126,19 +121,19 @@ def tools_of(tools: Iterable[Any], unknown: UnknownFields) -> list[dict[str, Any
             case {"name": str(name), "input_schema": dict(schema)} if tool.get("type") in {None, "custom"}:
                 function = {"name": name, "parameters": schema, "description": tool.get("description") or ""}
                 functions.append({"type": "function", "function": function})
-            case {"type": str(versioned), "name": str(name)} if (kind := _kind(versioned)) in _CLIENT_TOOLS:
+            case {"type": str(versioned), "name": str(name)} if (kind := tool_kind(versioned)) in _CLIENT_TOOLS:
                 description, properties, required = _CLIENT_TOOLS[kind]
                 schema = {"type": "object", "properties": properties, "required": required}
                 function = {"name": name, "parameters": schema, "description": description}
                 functions.append({"type": "function", "function": function})
-            case {"type": str(versioned)} if MESSAGES_TOOLS.get(_kind(versioned)) is not Treatment.BUILT:
+            case {"type": str(versioned)} if MESSAGES_TOOLS.get(tool_kind(versioned)) is not Treatment.BUILT:
                 unknown.leave_out("tool", versioned)
             case _:
                 raise invalid_field("tools", f"[{index}] is malformed: give it a name and an input_schema")
     return functions
 
 
-def _kind(versioned: str) -> str:
+def tool_kind(versioned: str) -> str:
     """Returns the type of a tool without the date of its version."""
     name, _, version = versioned.rpartition("_")
     return name if version.isdigit() else versioned

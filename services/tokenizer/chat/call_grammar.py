@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from pagewire.services.tokenizer.chat.lark import SPACE, symbols
-from pagewire.shared.chat.formats import NAMED, REQUIRED, TOOL_TAGS
+from pagewire.shared.chat.formats import HARMONY, NAMED, REQUIRED, TOOL_TAGS, harmony
 
 _TEXT = r"/(?s:.+)/"
 
@@ -36,5 +36,5 @@ def call_rule(calls: str, names: Collection[str], token_ids: Mapping[str, int]) 
         called = "|".join(re.escape(name).replace("/", r"\/") for name in sorted(names))
         return rf"call: /\[({called})\((?s:.*)/" + "\n"
     tags = f" | <[{','.join(map(str, sorted(token_ids.values())))}]>" if token_ids else ""
-    begin = "<|channel|>commentary" if calls == "harmony" else TOOL_TAGS[calls][0]
+    begin = harmony.COMMENTARY if calls == HARMONY else TOOL_TAGS[calls][0]
     return f"call: {symbols(begin, token_ids)} ({_TEXT}{tags})*\n"

@@ -8,14 +8,14 @@ from tokenizers import Tokenizer
 
 from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
-from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
+from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS, harmony
 from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.settings.config import Settings
 
 SHOWN = {
     "[TOOL_CALLS]": "mistral",
     "<|tool_calls_section_begin|>": "kimi_k2",
-    "<|channel|>commentary": HARMONY,
+    harmony.COMMENTARY: HARMONY,
     "<tool_call>\\n<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     '"name": function name, "parameters":': "llama3_json",

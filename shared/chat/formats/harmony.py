@@ -17,6 +17,8 @@ NEXT = f"{START}assistant"
 """Beginning of each message after the first."""
 FINAL = f"{CHANNEL}final{MESSAGE}"
 """Header of the message to the user."""
+COMMENTARY = f"{CHANNEL}commentary"
+"""Beginning of the header of a call."""
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 """The called tool in a header."""

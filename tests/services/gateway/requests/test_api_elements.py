@@ -153,11 +153,11 @@ def test_the_tables_know_every_type_of_anthropics_client() -> None:
     from anthropic.types.beta import BetaContentBlockParam, BetaToolUnionParam
     from anthropic.types.beta.message_create_params import MessageCreateParamsBase
 
-    from pagewire.services.gateway.requests.anthropic_blocks import _kind
+    from pagewire.services.gateway.requests.anthropic_blocks import tool_kind
     from pagewire.services.gateway.requests.anthropic_request import FIELDS
 
     assert types_of(BetaContentBlockParam) <= api_elements.MESSAGES_BLOCKS.keys()
-    assert {_kind(name) for name in types_of(BetaToolUnionParam)} <= api_elements.MESSAGES_TOOLS.keys()
+    assert {tool_kind(name) for name in types_of(BetaToolUnionParam)} <= api_elements.MESSAGES_TOOLS.keys()
     assert MessageCreateParamsBase.__annotations__.keys() <= api_elements.MESSAGES_FIELDS.keys() | FIELDS
 
 
