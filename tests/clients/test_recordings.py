@@ -4,18 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagewire.client.sync import LoopThread
-from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.clients.recording import Recording, load, summary
 from tests.support.scripted_model import write_scripted_model
+from tests.support.stack_thread import stack_url
 
 RECORDINGS = load()
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    thread = LoopThread()
     settings = Settings(
         model=str(write_scripted_model(tmp_path_factory.mktemp("model") / "scripted")),
         served_model_name="scripted",
@@ -25,11 +23,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         num_kv_blocks=8192,
         log_level="error",
     )
-    stack = Stack(settings)
-    thread.run(stack.__aenter__())
-    yield thread.run(stack.ready()).http
-    thread.run(stack.__aexit__(None, None, None))
-    thread.close()
+    with stack_url(settings) as url:
+        yield url
 
 
 @pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS.keys())

@@ -17,10 +17,9 @@ import openai
 import pydantic
 import pytest
 
-from pagewire.client.sync import LoopThread
-from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.openai_description import CheckedTransport
+from tests.support.stack_thread import stack_url
 from tests.support.waiting import PATIENCE
 
 KEY, MODEL, PROMPT = "secret", "bundled", "Once upon a time"
@@ -65,7 +64,6 @@ class City(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    thread = LoopThread()
     settings = Settings(
         model=MODEL,
         port=0,
@@ -76,11 +74,8 @@ def url() -> Iterator[str]:
         num_kv_blocks=256,
         log_level="error",
     )
-    stack = Stack(settings)
-    thread.run(stack.__aenter__())
-    yield thread.run(stack.ready()).http
-    thread.run(stack.__aexit__(None, None, None))
-    thread.close()
+    with stack_url(settings) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from pagewire.client.sync import LoopThread
-from pagewire.embedded.stack import Stack
 from pagewire.services.gateway.openapi import ROUTES, fields
 from pagewire.shared.settings.config import Settings
+from tests.support.stack_thread import stack_url
 from tests.support.waiting import PATIENCE
 
 HUGE = [2**64, -(2**64), 10**30]
@@ -45,13 +44,9 @@ WRONG: dict[str, Any] = {"boolean": True, "string": "x", "integer": 1.5, "array"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    thread = LoopThread()
     settings = Settings(model="bundled", device="sim:zero", port=0, nats_port=0, log_level="error", api_key=KEY)
-    running = Stack(settings)
-    thread.run(running.__aenter__())
-    yield thread.run(running.ready()).http
-    thread.run(running.__aexit__(None, None, None))
-    thread.close()
+    with stack_url(settings) as url:
+        yield url
 
 
 def post(url: str, body: Any, path: str = "/v1/completions", scheme: str = "Bearer") -> httpx.Response:
