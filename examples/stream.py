@@ -13,7 +13,8 @@ async def main() -> None:
     """Prints the first tokens of a long text; leaving the block cancels the rest."""
     async with AsyncClient() as client:
         count = 0
-        async with aclosing(aiter(client.stream("Once upon a time", max_tokens=1000))) as deltas:
+        answer = client.stream("Once upon a time", max_tokens=1000, ignore_eos=True)
+        async with aclosing(aiter(answer)) as deltas:
             async for delta in deltas:
                 print(delta.text, end="", flush=True)
                 count += len(delta.token_ids)

@@ -11,6 +11,10 @@ import nats
 from pagewire import AsyncClient
 
 REQUESTS = 24
+FIRST_ANSWER = 30
+"""Seconds in which the first executor answers, however busy its machine is."""
+NEXT_ANSWER = 1
+"""Seconds without an answer after which every executor has answered."""
 
 
 async def replicas(url: str) -> AsyncIterator[dict[str, Any]]:
@@ -19,9 +23,11 @@ async def replicas(url: str) -> AsyncIterator[dict[str, Any]]:
     inbox = connection.new_inbox()
     answers = await connection.subscribe(inbox)
     await connection.publish("$SRV.STATS.pagewire-executor", b"", reply=inbox)
+    patience = FIRST_ANSWER
     try:
         while True:
-            yield json.loads((await answers.next_msg(timeout=1)).data)
+            yield json.loads((await answers.next_msg(timeout=patience)).data)
+            patience = NEXT_ANSWER
     except TimeoutError:
         await connection.close()
 

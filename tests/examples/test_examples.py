@@ -16,7 +16,7 @@ TEMPLATE = ROOT / "tests" / "data" / "chat_templates" / "Qwen-Qwen2.5-7B-Instruc
 BESIDE_A_STACK = {
     "chat_http": "",
     "nats_request": "",
-    "stream": "cancelled after 16 tokens",
+    "stream": "\ncancelled after ",
     "structured_output": ", ",
     "tool_calls": "temperature(",
     "two_replicas": " has sampled ",
