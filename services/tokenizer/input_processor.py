@@ -47,7 +47,6 @@ class InputProcessor:
         """
         drawn_id = secrets.token_hex(12)
         with tracing.tracer().start_as_current_span("receive", context=tracing.extract(message.headers)) as span:
-            note(span, request_id=drawn_id)
             try:
                 outcome = await self._process(span, message, drawn_id, arrived, refusal)
                 note(span, outcome=outcome.value)
@@ -64,7 +63,7 @@ class InputProcessor:
         checked = check_request(message, drawn_id, arrived, self._model, self._max_logprobs)
         note(span, request_id=checked.request_id)
         describe(span, checked.request, self._model.name)
-        encoded = await self._encoder.encode(checked)
+        encoded = await self._encoder.encode(checked, span)
         headers: dict[str, str] = {}
         tracing.inject(headers, span)
         messages = request_messages(encoded, self._now(), checked.seconds_left(), headers)

@@ -1,7 +1,8 @@
 """The first stage of a request: its bytes become a request whose every field is valid."""
 
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from pagewire.services.tokenizer.chat.tool_use import check_tools, with_forced_call
 from pagewire.services.tokenizer.served_model import Model
@@ -16,8 +17,7 @@ from pagewire.shared.messages.open import Encoding
 TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRequest:
+class CheckedRequest(msgspec.Struct, frozen=True):
     """A request whose fields are valid, and its client. Only the number of its tokens is still to be checked."""
 
     request: GenerateRequest

@@ -4,12 +4,11 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 import structlog
 from msgspec.structs import asdict, astuple, replace
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import Span
 
 from pagewire.services.tokenizer.chat.call_grammar import call_rule
 from pagewire.services.tokenizer.chat.chat_template import Conversation
@@ -49,8 +48,7 @@ LOGGED_CHARACTERS = 4096
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRequest:
+class EncodedRequest(msgspec.Struct, frozen=True):
     """A checked request in tokens."""
 
     checked: CheckedRequest
@@ -84,8 +82,10 @@ class RequestEncoder:
             model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens, model.longest_token
         )
 
-    async def encode(self, checked: CheckedRequest) -> EncodedRequest:
+    async def encode(self, checked: CheckedRequest, span: Span) -> EncodedRequest:
         """Encodes the prompts and all other texts of a request, and checks that its tokens fit.
+
+        `span` is the request's: it says how long the prompts are, also when they are refused.
 
         Raises:
             RequestError: the deadline passes, the prompt does not fit, or a grammar cannot be compiled.
@@ -100,7 +100,7 @@ class RequestEncoder:
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
-        note(get_current_span(), prompt_tokens=sum(map(len, prompts)))
+        note(span, prompt_tokens=sum(map(len, prompts)))
         lengths = check_tokens(prompts, self._limits)
         digest = digest_of(request)
         sampling = sampling_checks.resolve(

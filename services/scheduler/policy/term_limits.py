@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of, entries_of_window
@@ -14,7 +15,7 @@ PLAN_SHARE = 0.5
 """Part of the broker's payload limit that the added slots of one plan may fill."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TermLimits:
     """The offer of the executor, as far as the settings use it."""
 
@@ -51,7 +52,7 @@ class TermLimits:
         """Blocks that admission leaves free, so that running sequences can grow before one is preempted."""
         return self.num_blocks // 100
 
-    @property
+    @cached_property  # asked for every row
     def lookahead(self) -> int:
         """Steps ahead for which a sequence is given blocks."""
         return min(self.window, LOOKAHEAD_STEPS)

@@ -2,7 +2,8 @@
 
 import math
 import secrets
-from dataclasses import dataclass
+
+import msgspec
 
 from pagewire.services.tokenizer.request_encoder import EncodedRequest
 from pagewire.services.tokenizer.validation import sampling_checks
@@ -18,8 +19,7 @@ SECRET_BYTES = 16
 """Random bytes at the end of the subjects that cancel and resume a stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMessages:
+class RequestMessages(msgspec.Struct, frozen=True):
     """The two messages of a request, and the headers of both."""
 
     opening: OpenStream
