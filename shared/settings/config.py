@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.environment import settings_in, variable
@@ -248,6 +247,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    import yaml  # here: few processes have a file to read, and all would import it
+
     try:
         text = path.read_text()
         if path.suffix not in YAML_SUFFIXES:
