@@ -286,7 +286,8 @@ class Scheduler:
             "start_rate": self._meter.rate(),
             "integrity_violations": self._violations,
         }
+        instance, problem = self._context.instance, self._manager.consumer.problem
         if term is None:
-            return Heartbeat("scheduler", self._context.instance, False, term=0, plan=0, step=0, load=load)
-        plan, step = term.policy.plan_number, max(term.policy.step, 0)
-        return Heartbeat("scheduler", self._context.instance, term.ready, term.number, plan, step, load | term.load())
+            return Heartbeat("scheduler", instance, False, term=0, plan=0, step=0, load=load, problem=problem)
+        plan, step, load = term.policy.plan_number, max(term.policy.step, 0), load | term.load()
+        return Heartbeat("scheduler", instance, term.ready, term.number, plan, step, load, problem=problem)
