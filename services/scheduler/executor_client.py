@@ -18,8 +18,9 @@ from pagewire.shared.process.peers import SILENCE, Peers
 from pagewire.shared.rendezvous import rank
 from pagewire.shared.step_reader import StepReader
 
-CLAIM_TIMEOUT = 1.0
-"""Seconds that an executor has to answer a claim."""
+CLAIM_TIMEOUT = 5.0
+"""Seconds that an executor has to answer a claim: more than a frozen one takes to count as gone, so that one without a
+core is not claimed again and again under higher terms."""
 MAX_SENT_PLANS = 4096
 """Latest plans that can be sent again."""
 ABSENCE = 1.0
