@@ -1,4 +1,4 @@
-"""Kills, freezes, terminates and cuts off services and the broker, and fills the store, under streams that are checked.
+"""Kills, freezes, starves and cuts off services and the broker, and disturbs the store, under streams that are checked.
 
 Clients keep requests of all shapes running over NATS and HTTP. Each is compared with its answer from before the first
 fault. Faults come one at a time: the next one comes when every service is ready again. The same seed gives the same
@@ -15,17 +15,19 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import Any
 
 from pagewire.bench._chaos import figures
 from pagewire.bench._chaos.checks import Seen
+from pagewire.bench._chaos.false_clock import false_clock
 from pagewire.bench._chaos.faults import Applied, Arena, arena
 from pagewire.bench._chaos.figures import Ended
-from pagewire.bench._chaos.readers import Reader, open_reader
+from pagewire.bench._chaos.readers import DEADLINE, Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
-from pagewire.bench._chaos.schedule import KINDS, schedule, select
+from pagewire.bench._chaos.schedule import DEFAULT, KINDS, SKEW, schedule, select
 from pagewire.bench._chaos.trial import answers
 from pagewire.bench._common.output import json_file, write
 from pagewire.shared.settings.config import Settings
@@ -33,6 +35,16 @@ from pagewire.shared.telemetry import logs
 
 TOKENS = {"cpu": 48, "sim": 600}
 """Tokens of an answer, at most, by kind of device: answers take about as long as a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients of a run."""
+
+    number: int
+    """Requests at a time, half of them over HTTP."""
+    deadline: float = DEADLINE
+    """Seconds that a request has over NATS."""
 
 
 @dataclass
@@ -66,7 +78,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--executors", type=int, default=1, help="replicas: executors, each with a scheduler")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time, half of them over HTTP")
     parser.add_argument(
-        "--kinds", type=select, default=KINDS, help=f"such as kill:executor,stop; all: {' '.join(KINDS)}"
+        "--slots", type=int, help="requests that run at a time; with fewer than clients, the others queue"
+    )
+    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds that a request has over NATS")
+    parser.add_argument(
+        "--kinds", type=select, default=DEFAULT, help=f"such as kill:executor,stop; all: {' '.join(KINDS)}"
     )
     parser.add_argument("--json", type=json_file, dest="output", help="JSON file for the raw results")
     options = parser.parse_args(arguments)
@@ -79,9 +95,11 @@ def main(arguments: list[str]) -> int:
             data_parallel_size=options.executors,
             seed=1,  # of requests without a seed of their own: a simulated device draws all tokens by seed
             num_kv_blocks=2048,
+            max_num_seqs=options.slots,
             log_level="error",
         )
-        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, options.kinds, options.clients))
+        clients = Clients(options.clients, options.deadline)
+        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, options.kinds, clients))
         print("\n".join(report(run)))
         runs.append(run)
     write(options.output, parser.prog, arguments, runs=[_raw(run) for run in runs])
@@ -110,10 +128,13 @@ def report(run: Run) -> list[str]:
     return lines
 
 
-async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence[str], clients: int) -> Run:
+async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence[str], clients: Clients) -> Run:
     """Runs a stack under faults for some time."""
     run = Run(settings.device, settings.data_parallel_size)
-    async with arena(settings) as stack:
+    async with AsyncExitStack() as exits:
+        skews = any(kind.startswith(SKEW) for kind in kinds)
+        clock = exits.enter_context(false_clock()) if skews else None
+        stack = await exits.enter_async_context(arena(settings, clock))
         requests = mixture(seed, TOKENS[settings.device.partition(":")[0]])
         expected = await answers(stack.address, requests)
         run.cold_start = await stack.cold_start()
@@ -121,10 +142,11 @@ async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence
         ending = asyncio.Event()
         seen: list[tuple[Request, Seen]] = []
         async with asyncio.TaskGroup() as tasks:
-            for number, transport in zip(range(clients), cycle((NATS, HTTP)), strict=False):
+            for number, transport in zip(range(clients.number), cycle((NATS, HTTP)), strict=False):
                 theirs = [request for request in requests if request.transport == transport]
                 rng = random.Random(f"client {seed} {number}")
-                tasks.create_task(_talk(await open_reader(transport, stack.address), theirs, rng, seen, ending))
+                reader = await open_reader(transport, stack.address, clients.deadline)
+                tasks.create_task(_talk(reader, theirs, rng, seen, ending))
             try:
                 await _disturb(stack, seed, seconds, kinds, run)
             finally:

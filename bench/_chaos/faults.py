@@ -12,8 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from pagewire.bench._chaos.false_clock import FalseClock
 from pagewire.bench._chaos.proxy import HOST, Proxy
-from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
+from pagewire.bench._chaos.schedule import CLOCKS, CUT, FULL, KILL, MACHINE, STARVE, STOP, STORE, Fault
+from pagewire.bench._chaos.starvation import occupy_cores, starve
+from pagewire.bench._chaos.store_faults import disturb_store
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, SUPERVISOR, Address, Stack, program_names, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
@@ -23,15 +26,12 @@ from pagewire.shared.settings.config import Settings
 
 MAX_STORE = 32 << 20
 """Bytes of the store: little, so that it is soon full."""
-OTHER = "OTHER"
-"""The stream of somebody else that fills the store."""
-PIECE = 1 << 20
-"""Bytes of each message that fills the store, until not even a small one fits."""
 RECOVERY = 60.0
 """Seconds until the stack must be ready again."""
+SKEW_SECONDS = 600.0
+"""Seconds by which the services' clocks differ from the broker's, in either direction."""
 POLL = 0.02
 """Seconds between two looks at processes."""
-_API = "$JS.API.STREAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,10 @@ class Applied:
 class Arena:
     """A running stack, and the means to disturb it; `arena` starts one."""
 
-    def __init__(self, stack: Stack, proxies: Mapping[str, Proxy], address: Address, bus: Bus) -> None:
+    def __init__(
+        self, stack: Stack, proxies: Mapping[str, Proxy], address: Address, bus: Bus, clock: FalseClock | None = None
+    ) -> None:
+        self._clock = clock
         self.stack = stack
         self.address = address
         self._proxies = proxies
@@ -83,13 +86,25 @@ class Arena:
 
     async def _apply(self, fault: Fault) -> float:
         """Lets a fault happen; returns when it was over."""
+        if fault.target == STORE or fault.action == FULL:
+            await disturb_store(self._bus, fault.action, fault.seconds)
+            return time.monotonic()
+        if fault.target == CLOCKS:
+            assert self._clock is not None, "the stack was started with the right clock"
+            self._clock.set(SKEW_SECONDS if fault.replica % 2 else -SKEW_SECONDS)
+            await asyncio.sleep(fault.seconds)
+            self._clock.set(0)
+            return time.monotonic()
+        if fault.target == MACHINE:
+            await occupy_cores(fault.seconds)
+            return time.monotonic()
         program = self._program(fault)
         if fault.action == CUT:
             self._proxies[program].cut()
             await asyncio.sleep(fault.seconds)
             self._proxies[program].mend()
-        elif fault.action == FULL:
-            await self._fill(fault.seconds)
+        elif fault.action == STARVE:
+            await starve(await self._running(program), fault.seconds)
         elif fault.action == STOP:
             pid = await self._running(program)
             _send(pid, signal.SIGSTOP)
@@ -109,18 +124,6 @@ class Arena:
             await asyncio.sleep(POLL)
         return pid
 
-    async def _fill(self, seconds: float) -> None:
-        """Fills the store with a stream of somebody else, and removes that after some time."""
-        other = {"name": OTHER, "subjects": ["other"], "storage": "file"}
-        await self._bus.request(f"{_API}.CREATE.{OTHER}", msgspec.json.encode(other), timeout=30)
-        size = PIECE
-        while size > 64:
-            reply = await self._bus.request("other", bytes(size), timeout=30)
-            if b'"error"' in reply.data:
-                size //= 4
-        await asyncio.sleep(seconds)
-        await self._bus.request(f"{_API}.DELETE.{OTHER}", b"", timeout=30)
-
     async def _records_stored(self) -> None:
         """Waits until no record of an ended request is in memory alone: a kill would lose it."""
         while True:
@@ -132,8 +135,9 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(settings: Settings) -> AsyncIterator[Arena]:
-    """Starts a stack in which every service reaches the broker through a proxy of its own."""
+async def arena(settings: Settings, clock: FalseClock | None = None) -> AsyncIterator[Arena]:
+    """Starts a stack in which every service reaches the broker through a proxy of its own, inside the block of `clock`
+    if there is one."""
     port, http = _free_ports(2)  # a service that starts again must be found where it was
     settings = msgspec.structs.replace(settings, port=http, nats_port=port, nats_max_store=MAX_STORE)
     services = (*PIPELINE, GATEWAY)
@@ -152,7 +156,7 @@ async def arena(settings: Settings) -> AsyncIterator[Arena]:
             inbox_prefix=subjects.service_inbox(SUPERVISOR),  # services answer its questions
         )
         exits.push_async_callback(bus.close)
-        yield Arena(stack, proxies, address, bus)
+        yield Arena(stack, proxies, address, bus, clock)
 
 
 def _runs(pid: int) -> bool:

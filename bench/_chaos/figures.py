@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Seen, Verdict, judge
 from pagewire.bench._chaos.faults import Applied
 from pagewire.bench._chaos.requests import Request
-from pagewire.bench._chaos.schedule import FULL, KINDS, TERMINATE
+from pagewire.bench._chaos.schedule import DELETE, EDIT, FULL, KINDS, PURGE, TERMINATE
 from pagewire.bench._common.output import markdown
 
 ROOM_WITHIN = 5.0
-"""Seconds after a full store has room within which new requests may still be refused."""
+"""Seconds after a full store has room, or after an operator has changed it, within which requests may be refused."""
 NONE = "none"
 """Stands for a fault where there was none."""
 
@@ -68,8 +68,9 @@ def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied
 
 
 def _may_refuse(applied: Applied, at: float, *, accepted: bool) -> bool:
-    """Returns whether new requests may be refused then: while the store is full, and by what is being drained."""
-    if applied.fault.action == FULL:
+    """Returns whether a request may be refused then: while the store is full or its settings are wrong, after its items
+    were deleted, and by what is being drained."""
+    if applied.fault.action in {FULL, EDIT, DELETE, PURGE}:
         return applied.began <= at <= applied.recovered + ROOM_WITHIN
     return applied.fault.action == TERMINATE and not accepted and applied.began <= at <= applied.recovered
 

@@ -32,7 +32,7 @@ from pagewire.shared.errors import (
 from pagewire.shared.messages.client import Accepted, Delta, DeltaBatch, ErrorFrame, Final, Frame, Queued, Result
 
 DEADLINE = 60.0
-"""Seconds that a request has."""
+"""Seconds that a request has, unless queues are longer."""
 PATIENCE = 10.0
 """Seconds behind the deadline after which a request without an end is hung."""
 AGAIN_AFTER = 0.25
@@ -54,23 +54,26 @@ class Reader(Protocol):
         """Ends its connection."""
 
 
-async def open_reader(transport: str, address: Address) -> Reader:
-    """Returns a reader for requests over a transport."""
-    return HttpReader(address.http) if transport == HTTP else await NatsReader.connect(address.nats)
+async def open_reader(transport: str, address: Address, deadline: float = DEADLINE) -> Reader:
+    """Returns a reader for requests over a transport, each of which has `deadline` seconds."""
+    if transport == HTTP:
+        return HttpReader(address.http, deadline)
+    return await NatsReader.connect(address.nats, deadline)
 
 
 class NatsReader(Reader):
     """Reads with `AsyncClient`, and looks at every frame that arrives below it."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, deadline: float) -> None:
         self._bus = bus
+        self._deadline = deadline
         self._record = _FrameRecord(Seen())
         self._client = AsyncClient(bus=cast("Bus", _RecordedBus(bus, self)))
 
     @classmethod
-    async def connect(cls, url: str) -> "NatsReader":
+    async def connect(cls, url: str, deadline: float) -> "NatsReader":
         """Connects as a client without credentials."""
-        return cls(await nats.connect(url, name="chaos-client", inbox_prefix="_INBOX"))
+        return cls(await nats.connect(url, name="chaos-client", inbox_prefix="_INBOX"), deadline)
 
     @override
     async def close(self) -> None:
@@ -87,7 +90,7 @@ class NatsReader(Reader):
     @override
     async def read(self, request: Request, seen: Seen) -> None:
         try:
-            async with asyncio.timeout(DEADLINE + PATIENCE):
+            async with asyncio.timeout(self._deadline + PATIENCE):
                 while not await self._attempt(request, seen):  # noqa: ASYNC110 - a pause between two attempts
                     await asyncio.sleep(AGAIN_AFTER)
         except TimeoutError:
@@ -97,7 +100,7 @@ class NatsReader(Reader):
     async def _attempt(self, request: Request, seen: Seen) -> bool:
         """Sends the request once; returns whether that was the last time."""
         record = self._record = _FrameRecord(seen)
-        stream = self._client.stream(request.prompt, timeout=DEADLINE, **request.sampling)
+        stream = self._client.stream(request.prompt, timeout=self._deadline, **request.sampling)
         try:
             if request.streamed:
                 await self._follow(stream, request, seen)
@@ -108,7 +111,7 @@ class NatsReader(Reader):
             if not seen.cancelled:
                 seen.error = _text(error)
         except (Unavailable, Overloaded, BusError) as error:
-            if time.monotonic() < seen.began + DEADLINE and not any(seen.choices.values()):
+            if time.monotonic() < seen.began + self._deadline and not any(seen.choices.values()):
                 seen.refusals.append(Refusal(time.monotonic(), _text(error), record.accepted))
                 seen.choices.clear()
                 return False
@@ -255,8 +258,9 @@ def _same_end(first: Final | Result | ErrorFrame, other: Final | Result | ErrorF
 class HttpReader(Reader):
     """Reads `/v1/completions`. A request whose connection breaks is sent again with the same id, as the docs say."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, deadline: float) -> None:
         self._url = urlsplit(url)
+        self._deadline = deadline
 
     @override
     async def close(self) -> None:
@@ -267,7 +271,7 @@ class HttpReader(Reader):
         body = _http_body(request)
         reached = 0
         try:
-            async with asyncio.timeout(DEADLINE + PATIENCE):
+            async with asyncio.timeout(self._deadline + PATIENCE):
                 while True:
                     exchange = _Exchange(seen, reached)
                     if await self._attempt(request, body, seen, exchange):
@@ -295,8 +299,12 @@ class HttpReader(Reader):
         if not exchange.complete:
             seen.reconnections += 1
             return False
-        if parser.get_status_code() in {429, 503} and time.monotonic() < seen.began + DEADLINE:
+        if parser.get_status_code() in {429, 503} and time.monotonic() < seen.began + self._deadline:
             seen.refusals.append(Refusal(time.monotonic(), exchange.whole(), accepted=False))
+            return False
+        if exchange.unavailable and not seen.begun and time.monotonic() < seen.began + self._deadline:
+            seen.refusals.append(Refusal(time.monotonic(), seen.error, accepted=True))
+            seen.error = ""
             return False
         if parser.get_status_code() != 200:
             seen.error = f"status {parser.get_status_code()}: {exchange.whole()}"
@@ -343,6 +351,8 @@ class _Exchange:
     def __init__(self, seen: Seen, reached: int) -> None:
         """`reached`: characters that an earlier connection has brought: only what is beyond them is progress."""
         self.complete = False
+        self.unavailable = False
+        """Whether a stream that had begun has ended with an error that asks to send the request again."""
         self.events = 0
         self.characters = 0
         self._seen = seen
@@ -371,6 +381,7 @@ class _Exchange:
         """Takes an event of a stream, or an answer that is no stream."""
         if "error" in event:
             self._seen.error = event["error"]["message"]
+            self.unavailable = event["error"].get("code") == Unavailable.kind
             return
         self.events += 1
         for part in event["choices"]:

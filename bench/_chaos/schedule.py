@@ -5,20 +5,34 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pagewire.bench._chaos.false_clock import LIBRARIES
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
 
 SERVICES = (*PIPELINE, GATEWAY)
 KILL, STOP, TERMINATE, CUT, FULL = "kill", "stop", "term", "cut", "full"
+STARVE, BUSY, SKEW = "starve", "busy", "skew"
+DELETE, PURGE, EDIT, PAUSE = "delete", "purge", "edit", "pause"
+STORE, MACHINE, CLOCKS = "store", "machine", "clocks"
+"""Targets that are no process: the work stream, all cores, and the clocks of all services."""
 KINDS = (
     *(f"{action}:{target}" for action in (KILL, STOP, TERMINATE) for target in (*SERVICES, BROKER)),
     *(f"{CUT}:{service}" for service in SERVICES),
     f"{FULL}:{BROKER}",
+    *(f"{STARVE}:{target}" for target in (*SERVICES, BROKER)),
+    f"{BUSY}:{MACHINE}",
+    f"{SKEW}:{CLOCKS}",
+    *(f"{action}:{STORE}" for action in (DELETE, PURGE, EDIT, PAUSE)),
 )
-"""SIGKILL, SIGSTOP and later SIGCONT, SIGTERM, a lost network, a full store."""
+"""SIGKILL, SIGSTOP and later SIGCONT, SIGTERM, a lost network, a full store, a twentieth of a core, 16 busy processes,
+clocks that differ from the broker's, and what somebody with all rights does to the work stream by hand."""
+DEFAULT = tuple(kind for kind in KINDS if LIBRARIES or not kind.startswith(SKEW))
+"""The kinds that this machine can do."""
 SHORT, LONG = (0.3, 1.5), (2.5, 4.5)
 """Seconds for which a service is frozen or cut off: within the silence after which it counts as gone, and beyond."""
 FILLED = (0.5, 3.0)
 """Seconds for which the store is full."""
+STARVED = (3.0, 8.0)
+"""Seconds without cores, or with wrong clocks: beyond the silence after which a service counts as gone."""
 REST = (0.1, 0.8)
 """Seconds between the recovery of the stack and the next fault."""
 
@@ -43,7 +57,7 @@ class Fault:
 
     @property
     def target(self) -> str:
-        """The service it is done to, or the broker."""
+        """What it is done to: a service, the broker, the store or the machine."""
         return self.kind.partition(":")[2]
 
 
@@ -58,6 +72,8 @@ def select(text: str) -> tuple[str, ...]:
     for name in named:
         if name not in KINDS and name not in actions:
             raise ArgumentTypeError(f"there is no fault {name}: choose from {', '.join(KINDS)}")
+        if name.partition(":")[0] == SKEW and not LIBRARIES:
+            raise ArgumentTypeError(f"{SKEW} needs libfaketime: install Debian's package of that name")
     return tuple(kind for kind in KINDS if kind in named or kind.partition(":")[0] in named)
 
 
@@ -67,6 +83,8 @@ def schedule(seed: int, kinds: Sequence[str] = KINDS) -> Iterator[Fault]:
     while True:
         for kind in rng.sample(kinds, len(kinds)):
             action = kind.partition(":")[0]
-            lasts = FILLED if action == FULL else rng.choice((SHORT, LONG))
-            seconds = rng.uniform(*lasts) if action in {STOP, CUT, FULL} else 0.0
+            lasts = {FULL: FILLED, STARVE: STARVED, BUSY: STARVED, SKEW: STARVED}.get(action) or rng.choice(
+                (SHORT, LONG)
+            )
+            seconds = rng.uniform(*lasts) if action in {STOP, CUT, FULL, STARVE, BUSY, SKEW} else 0.0
             yield Fault(kind, rng.uniform(*REST), seconds, rng.randrange(1 << 16))

@@ -26,8 +26,8 @@ from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
 from pagewire.shared.settings.config import DEFAULT_NATS_PORT, MAX_STORE
 
 HOST = "127.0.0.1"
-START_TIMEOUT = 10.0
-"""Seconds within which the server must be ready; it usually takes a tenth of a second."""
+START_TIMEOUT = 120.0
+"""Seconds within which the server must be ready; it usually takes a tenth of a second, and with a large store many."""
 STOP_TIMEOUT = 5.0
 """Seconds from SIGTERM to SIGKILL."""
 CORES_PER_THREAD = 4

@@ -134,7 +134,9 @@ class Stack:
             policy = RestartPolicy(drain=settings.drain_timeout + END_TIMEOUT)
             programs = [self._program(name) for name in self._programs]
             self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end)
-            self._watchdog = Watchdog(self._bus, supervisor.instances, supervisor.kill, supervisor.replace)
+            self._watchdog = Watchdog(
+                self._bus, supervisor.instances, supervisor.kill, supervisor.replace, supervisor.seconds_without_core
+            )
             await self._watchdog.listen()
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
         except BaseException:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process.linux_process import END_NOW, INSTANCE, PARENT, PREDECESSORS, REFUSAL, STOP
+from pagewire.shared.process.linux_process import (
+    END_NOW,
+    INSTANCE,
+    PARENT,
+    PREDECESSORS,
+    REFUSAL,
+    STOP,
+    seconds_without_core,
+)
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
@@ -113,6 +121,11 @@ class Supervisor:
         if run is None or run.process is None or run.process.returncode is not None:
             return None
         return run.process.pid
+
+    def seconds_without_core(self, name: str) -> float:
+        """Returns for how long the latest process of a program has waited for a core; 0 while that does not run."""
+        pid = self.pid(name)
+        return 0.0 if pid is None else seconds_without_core(pid)
 
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""

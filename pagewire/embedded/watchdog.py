@@ -3,11 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import BusError, NoResponders, RequestTimeout
+from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process.peers import SILENCE, Peers
 
@@ -17,21 +21,36 @@ RECONNECT_TIMEOUT = 10.0
 """Seconds within which a service without heartbeats must connect again: one that is not frozen takes far less."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks."""
+STARVED_SHARE = 0.5
+"""Share of the time between two checks in which a service without a heartbeat must have waited for a core to count as
+starved: a service that has the cores sends its heartbeats, and one that is stopped waits for nothing."""
 
 _log = structlog.get_logger()
 
 
-class Watchdog:
-    """Kills a service that has sent no heartbeat for `SILENCE` seconds and does not answer a ping.
+class _Heard(NamedTuple):
+    """The last heartbeat that a program has sent itself."""
 
-    A service without a connection has `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not
-    connect again.
+    beat: Heartbeat
+    at: float
+    """When it arrived, on the monotonic clock."""
+    waited: float
+    """Seconds that the program had waited for a core by then."""
+
+
+class Watchdog:
+    """Kills a service that has been silent for `SILENCE` seconds and does not answer a ping.
+
+    The time in which a service waits for a core is no silence: a service that computes on a starved machine lives,
+    and so that others know it, its last heartbeat is sent again in its place. A service without a connection has
+    `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not connect again.
 
     Args:
         bus: a connection with the rights of a client.
         instances: the current instance id of each program, by the program's name.
         kill: kills a program by name.
         replace: called with name and instance id of a program whose heartbeat says that it drains.
+        waited: returns for how many seconds a program has waited for a core since it started, by name.
     """
 
     def __init__(
@@ -40,13 +59,19 @@ class Watchdog:
         instances: Mapping[str, str],
         kill: Callable[[str], None],
         replace: Callable[[str, str], None] = lambda name, instance: None,
+        waited: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
         self._bus = bus
         self._instances = instances
         self._kill = kill
         self._replace = replace
+        self._waited = waited
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus)
+        self._heard: dict[str, _Heard] = {}
+        """By instance; a heartbeat that is sent in the place of an instance does not count."""
+        self._waited_before: dict[str, float] = {}
+        """By program: the seconds for which it had waited for a core at the last check."""
         self._connected_at = time.monotonic()
         bus.on_reconnect(self._on_reconnect)
 
@@ -61,27 +86,54 @@ class Watchdog:
         """
         while True:
             self._heartbeat_arrived.clear()
-            lasts = {name: self._last(name) for name in programs}
-            oldest = time.monotonic() - since
+            heard = {name: self._last(name) for name in programs}
             ready = {
-                name: beat.load
-                for name, (beat, age) in lasts.items()
-                if beat is not None and beat.ready and age < oldest
+                name: last.beat.load
+                for name, last in heard.items()
+                if last is not None and last.beat.ready and last.at > since
             }
-            if len(ready) == len(lasts):
+            if len(ready) == len(heard):
                 return ready
             await self._heartbeat_arrived.wait()
 
     async def run(self) -> None:
-        """Checks the programs until cancelled."""
+        """Watches the programs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kill_frozen())
+            tasks.create_task(self._repeat_heartbeats())
+
+    async def _kill_frozen(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            self._peers.retain(self._instances.values())
+            instances = set(self._instances.values())
+            self._peers.retain(instances)
+            self._heard = {instance: last for instance, last in self._heard.items() if instance in instances}
             if self._bus.connected:
                 for name, instance in list(self._instances.items()):
                     if await self._is_frozen(name):
                         _log.error("service_frozen", program=name, instance=instance)
                         self._kill(name)
+
+    async def _repeat_heartbeats(self) -> None:
+        """Sends the last heartbeat of each starved program again, as often as the program itself should send one."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            now = time.monotonic()
+            for name, instance in self._instances.items():
+                waited = self._waited(name)
+                starved = waited - self._waited_before.get(name, waited) > STARVED_SHARE * CHECK_INTERVAL
+                self._waited_before[name] = waited
+                last = self._last(name)
+                if last is not None and starved and now - last.at > CHECK_INTERVAL and self._silence(name) <= SILENCE:
+                    _log.info("service_starved", program=name, instance=instance, silent_s=round(now - last.at, 1))
+                    self._repeat(last.beat)
+
+    def _repeat(self, beat: Heartbeat) -> None:
+        try:
+            data = encode(msgspec.structs.replace(beat, repeated=True))
+            self._bus.publish(f"{subjects.HEARTBEAT}.{beat.service}.{beat.instance}", data)
+        except BusError as error:
+            _log.warning("heartbeat_not_repeated", instance=beat.instance, reason=str(error))
 
     def _on_reconnect(self) -> None:
         self._connected_at = time.monotonic()
@@ -89,30 +141,42 @@ class Watchdog:
     def _on_heartbeat(self) -> None:
         self._heartbeat_arrived.set()
         for name, instance in self._instances.items():
-            beat = self._peers.find(instance)
-            if beat is not None and beat.draining:
+            beat, _ = self._peers.last(instance)
+            last = self._heard.get(instance)
+            if beat is None or (last is not None and last.beat is beat):
+                continue
+            self._heard[instance] = _Heard(beat, time.monotonic(), self._waited(name))
+            if beat.draining:
                 self._replace(name, instance)
 
-    def _last(self, name: str) -> tuple[Heartbeat | None, float]:
-        return self._peers.last(self._instances.get(name, ""))
+    def _last(self, name: str) -> _Heard | None:
+        return self._heard.get(self._instances.get(name, ""))
+
+    def _silence(self, name: str) -> float:
+        """Returns for how many seconds a program has said nothing though it did not wait for a core."""
+        last = self._last(name)
+        if last is None:
+            return 0.0
+        return time.monotonic() - last.at - max(0.0, self._waited(name) - last.waited)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.
 
         A program without a subscription to pings has ended, starts, or is disconnected, which lasts if it is frozen.
         """
-        beat, age = self._last(name)
-        if beat is None or age <= SILENCE:
+        last = self._last(name)
+        if last is None or self._silence(name) <= SILENCE:
             return False
         connection = self._bus.reconnections
+        subject = f"$SRV.PING.pagewire-{last.beat.service}.{last.beat.instance}"
         try:
-            await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
+            await self._bus.request(subject, b"", timeout=PING_TIMEOUT)
         except NoResponders:
-            waited = min(age, time.monotonic() - self._connected_at)
-            return waited > RECONNECT_TIMEOUT and self._last(name)[0] is beat
+            without_connection = min(self._silence(name), time.monotonic() - self._connected_at)
+            return without_connection > RECONNECT_TIMEOUT and self._last(name) is last
         except RequestTimeout:
             connected = await self._is_connected() and self._bus.reconnections == connection  # the ping was not lost
-            return connected and self._last(name)[0] is beat
+            return connected and self._last(name) is last
         except BusError:
             return False
         return False

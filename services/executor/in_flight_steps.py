@@ -11,9 +11,10 @@ from pagewire.services.executor.devices.protocol import Device, Int64, PendingSt
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
-_STEP_SECONDS = 20.0
-_TOKEN_SECONDS = 0.5
-"""A step counts as stuck after `_STEP_SECONDS` plus `_TOKEN_SECONDS` for each position in flight."""
+STEP_SECONDS = 20.0
+"""Seconds without progress after which a step counts as stuck, beside those for its positions."""
+TOKEN_SECONDS = 0.5
+"""Seconds that each position in flight adds to `STEP_SECONDS`."""
 
 
 class CollectedStep(NamedTuple):
@@ -48,6 +49,8 @@ class InFlightSteps:
         self._unfinished: deque[InFlightStep] = deque()  # also one whose launch or end has raised
         self._ended = 0.0  # when the last collected step ended, on time.perf_counter
         self._due = math.inf
+        self._progress = 0.0
+        self._progressed_at = -math.inf  # when `overdue` saw the device's progress change, on the monotonic clock
         self.positions = 0
 
     def __len__(self) -> int:
@@ -60,8 +63,14 @@ class InFlightSteps:
 
     @property
     def overdue(self) -> bool:
-        """Whether a step takes much longer than expected for the positions in flight."""
-        return time.monotonic() > self._due
+        """Whether a step takes much longer than expected for the positions in flight, since the device's last progress.
+
+        A starved device computes for as long as it takes, and one that hangs makes no progress.
+        """
+        now, progress = time.monotonic(), self._device.progress
+        if progress != self._progress:
+            self._progress, self._progressed_at = progress, now
+        return now > max(self._due, self._progressed_at + _patience(self.positions))
 
     def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> Mapping[int, Sequence[int]]:
         """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`.
@@ -105,5 +114,8 @@ class InFlightSteps:
 
     def _expect(self, more: int) -> None:
         self.positions += more
-        patience = _STEP_SECONDS + _TOKEN_SECONDS * self.positions
-        self._due = time.monotonic() + patience if self.positions else math.inf
+        self._due = time.monotonic() + _patience(self.positions) if self.positions else math.inf
+
+
+def _patience(positions: int) -> float:
+    return STEP_SECONDS + TOKEN_SECONDS * positions

@@ -67,6 +67,8 @@ class Executor:
         self._announced_free = False
         """Whether the last heartbeat said that the executor is free."""
         self._last_step = -1
+        self._kept_term = 0
+        """Term of the last plan received; 0 if that was refused."""
 
     def heartbeat(self) -> Heartbeat:
         """Returns the heartbeat: `plan` is the last plan received without a gap, `step` the last step published."""
@@ -163,6 +165,7 @@ class Executor:
             max_step_tokens=capacity.max_step_tokens,
             step_tokens=capacity.step_tokens,
             mixed_prompt_tokens=capacity.mixed_prompt_tokens,
+            kept_term=self._kept_term,
         )
         self._publish(message.reply, encode(answer))
 
@@ -170,6 +173,7 @@ class Executor:
         plan = _decoded(_plans, message)
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
+            self._kept_term = plan.term
             self._inbox.put(plan)
 
     @property
@@ -209,7 +213,7 @@ class Executor:
         elif result.term == self._owner.term:
             _log.error("plan_refused", term=result.term, reason=result.reason)
             self._owner.release()
-            self._ready = False
+            self._ready, self._kept_term = False, 0
             self._context.announce()
 
     def _publish(self, subject: str, data: bytes) -> None:

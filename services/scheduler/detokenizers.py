@@ -1,7 +1,6 @@
 """Finds the detokenizer that has the stream of a request, or the one that adopts it when that is gone or drains."""
 
 import asyncio
-import time
 from contextlib import suppress
 
 from pagewire.services.scheduler.request import Request
@@ -87,9 +86,8 @@ class Detokenizers:
 
     def note_beats(self) -> None:
         """Remembers the last heartbeats beyond the end of their senders."""
-        now = time.monotonic()
         for beat in self._peers.alive("detokenizer"):
-            self._beats[beat.instance] = beat, now - self._peers.last(beat.instance)[1]
+            self._beats[beat.instance] = beat, self._peers.last(beat.instance)[1]
         while len(self._beats) > MAX_BEATS:
             del self._beats[next(iter(self._beats))]
 

@@ -18,8 +18,9 @@ from pagewire.shared.process.peers import SILENCE, Peers
 from pagewire.shared.rendezvous import rank
 from pagewire.shared.step_reader import StepReader
 
-CLAIM_TIMEOUT = 1.0
-"""Seconds that an executor has to answer a claim."""
+CLAIM_TIMEOUT = 5.0
+"""Seconds that an executor has to answer a claim: more than a frozen one takes to count as gone, so that one without a
+core is not claimed again and again under higher terms."""
 MAX_SENT_PLANS = 4096
 """Latest plans that can be sent again."""
 ABSENCE = 1.0
@@ -91,7 +92,7 @@ class ExecutorClient:
         self._inbox = bus.new_inbox()
         self._last_seen = time.monotonic()
         self._absent_since: float | None = None
-        self._heartbeat, _ = peers.last(name)
+        self._heartbeat, self._heard_at = peers.last(name)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -133,13 +134,25 @@ class ExecutorClient:
                 async with asyncio.timeout(self._lost_at() - time.monotonic()):
                     await self._wake.wait()
             except TimeoutError:
-                if time.monotonic() >= self._lost_at():
-                    reason = f"silent for {SILENCE} s" if self._absent_since is None else "nobody takes its plans"
-                    self.mark_lost(reason, failed=True)
+                await self._judge_silence()
                 continue
             self._wake.clear()
             self._resend_plans()
             await self._fetch_missing()
+
+    async def _judge_silence(self) -> None:
+        """Gives the executor up if the broker has no message from it either.
+
+        Messages may wait here unread, since this process had no core, or in a broker that does not answer: then silence
+        counts anew.
+        """
+        try:
+            await self._bus.flush(timeout=SILENCE)  # what the broker sent before has been read by then
+        except BusError:
+            self.note_seen()
+        if time.monotonic() >= self._lost_at():
+            reason = f"silent for {SILENCE} s" if self._absent_since is None else "nobody takes its plans"
+            self.mark_lost(reason, failed=True)
 
     def _lost_at(self) -> float:
         """Returns when the executor counts as lost if it says nothing more."""
@@ -194,10 +207,13 @@ class ExecutorClient:
             self.mark_lost("its process has ended", failed=True)
 
     def _on_heartbeat(self) -> None:
-        beat, _ = self._peers.last(self.name)
-        if beat is None or beat is self._heartbeat:
+        beat, heard_at = self._peers.last(self.name)
+        if beat is None or heard_at == self._heard_at:
             return  # the heartbeat of another executor
+        self._heard_at = heard_at
         self.note_seen()
+        if beat is self._heartbeat:
+            return  # it was repeated while the executor waits for a core
         self._heartbeat = beat
         if beat.load.get("leaving"):
             self.leaving.set()

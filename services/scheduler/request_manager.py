@@ -65,7 +65,8 @@ class RequestManager:
         self._acks = ItemAcks(self._store)
         self._detokenizers = detokenizers
         self._attacher = Attacher(context, detokenizers)
-        self._consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
+        instance = context.instance
+        self.consumer = WorkConsumer(self._store, peers, model, instance, self._capacity, self._held, self._on_item)
         self._on_change = on_change
         self._trials = Trials(self.requests, self._by_sequence)
         self._tasks: asyncio.TaskGroup | None = None
@@ -78,7 +79,7 @@ class RequestManager:
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
             self._tasks.create_task(self._watch_detokenizers())
-            await self._consumer.run()
+            await self.consumer.run()
 
     def start_term(self, term: Term) -> None:
         """Begins a term: all requests are attached again and wait for the new executor.
@@ -89,7 +90,7 @@ class RequestManager:
         self._trials.retain_held()
         for request in self.requests.values():
             self._spawn(self._attach(request, term))
-        self._consumer.notify()
+        self.consumer.notify()
 
     def end_term(self) -> None:
         """Ends the term. Nothing is pulled until the next term begins."""
@@ -133,7 +134,7 @@ class RequestManager:
             if request.stage is not Stage.RUN:
                 enter(request, Stage.RUN, cached_tokens=add.computed, executor=term.executor.name)
         if added:
-            self._consumer.notify()
+            self.consumer.notify()
         if decision.preempted:
             note_preempted(self._by_sequence, decision.preempted)
         if decision.expired:
@@ -162,7 +163,7 @@ class RequestManager:
                     request.ended_at = ended_at
                     if ended_at is None:
                         self._forget(request)
-        self._consumer.notify()
+        self.consumer.notify()
 
     def attach_again(self, sequences: Iterable[int]) -> int:
         """Attaches requests again whose detokenizer has missed tokens; returns how many of the sequences are held."""
@@ -187,7 +188,7 @@ class RequestManager:
 
     async def stop_pulling(self) -> None:
         """Pulls nothing more, for good; returns when the requests that have arrived are attached."""
-        await self._consumer.stop()
+        await self.consumer.stop()
         await poll(lambda: not self._num_tasks)
 
     async def return_waiting(self) -> None:
@@ -215,7 +216,7 @@ class RequestManager:
 
     def _on_done(self, _: "asyncio.Task[None]") -> None:
         self._num_tasks -= 1
-        self._consumer.notify()
+        self.consumer.notify()
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
@@ -224,6 +225,9 @@ class RequestManager:
         free = max(0, term.policy.limits.max_running - term.policy.num_unfinished)
         waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
         return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
+
+    def _held(self, queue: str) -> int:
+        return sum(request.queue == queue for request in self.requests.values())
 
     def _on_item(self, queue: str, item: Item) -> None:
         admits = self.term is not None and self.term.policy.admits
@@ -267,7 +271,8 @@ class RequestManager:
             await self._acks.end(request.ack)
             request.work, request.stored_at = work, item.stored_at
             request.detokenizer, request.must_open = work.detokenizer, False
-        request.ack, request.generation = item.ack, item.deliveries
+        # A queue that delivers anew counts deliveries from 1 again.
+        request.ack, request.generation = item.ack, max(request.generation, item.deliveries)
         if request.sequences and not request.attaching:
             await self._attach_running(request)
 

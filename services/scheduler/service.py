@@ -13,8 +13,6 @@ from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
 from pagewire.services.scheduler.metrics import RequestMetrics, request_samples
 from pagewire.services.scheduler.policy.block_pool import IntegrityError
-from pagewire.services.scheduler.policy.policy import Policy
-from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.policy.term_limits import limits_of
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.request_manager import RequestManager
@@ -56,6 +54,8 @@ class Scheduler:
         self._token = subjects.model_token(self._model)
         self._last_executor = ""
         """Executor of the present term, or of the last one; empty before the first."""
+        self._last_term: Term | None = None
+        """The present term, or the last one; None before the first."""
         self._claiming = False
         self._handed_over = False
         self._peers_changed = asyncio.Event()
@@ -162,8 +162,8 @@ class Scheduler:
             return
         limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
         executor = ExecutorClient(self._bus, self._peers, claimed.executor, number, self._on_step)
-        term = Term(executor, Policy(number, limits), RecentPrefixes(limits.cached_positions))
-        self._last_executor = executor.name
+        term = Term.begin(executor, limits, self._last_term, claimed.kept_term)
+        self._last_executor, self._last_term = executor.name, term
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(executor.run())
             await executor.subscribed.wait()
@@ -286,7 +286,8 @@ class Scheduler:
             "start_rate": self._meter.rate(),
             "integrity_violations": self._violations,
         }
+        instance, problem = self._context.instance, self._manager.consumer.problem
         if term is None:
-            return Heartbeat("scheduler", self._context.instance, False, term=0, plan=0, step=0, load=load)
-        plan, step = term.policy.plan_number, max(term.policy.step, 0)
-        return Heartbeat("scheduler", self._context.instance, term.ready, term.number, plan, step, load | term.load())
+            return Heartbeat("scheduler", instance, False, term=0, plan=0, step=0, load=load, problem=problem)
+        plan, step, load = term.policy.plan_number, max(term.policy.step, 0), load | term.load()
+        return Heartbeat("scheduler", instance, term.ready, term.number, plan, step, load, problem=problem)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pagewire.services.scheduler.executor_client import ExecutorClient
 from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Metric
 
@@ -24,6 +25,14 @@ class Term:
     """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
     ended: bool = False
     """Whether the executor is lost or left, and no longer the one of this scheduler."""
+
+    @classmethod
+    def begin(cls, executor: ExecutorClient, limits: TermLimits, before: "Term | None", kept_term: int) -> "Term":
+        """Returns a new term of an executor. What was computed in the term `before` is still there if that is its
+        `Claimed.kept_term`."""
+        if before is None or before.number != kept_term or before.policy.limits != limits:
+            return cls(executor, Policy(executor.term, limits), RecentPrefixes(limits.cached_positions))
+        return cls(executor, Policy(executor.term, limits, before.policy), before.prefixes)
 
     @property
     def number(self) -> int:

@@ -1,7 +1,7 @@
 """Pulls work from queues: from this scheduler's own, from those of any replica, and from those of dead replicas."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from pagewire.shared.process.peers import SILENCE, Peers
 
 PULL_EXPIRES = 2.0
 """Seconds that a pull waits at the queue. A frozen consumer takes new items out of the queue for no longer."""
-FIND_EVERY = 1.0
-"""Seconds between two searches for queues that no other replica consumes."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the queues: for those that no other replica consumes, and those that stand still."""
 RETRY_AFTER = 0.5
 """Seconds until a queue that could not be reached is pulled again."""
 
@@ -33,6 +33,8 @@ class WorkConsumer:
     instance: str
     capacity: Callable[[str], int]
     """Returns how many items of a queue could be taken now."""
+    held: Callable[[str], int]
+    """Returns how many items of a queue this scheduler has."""
     on_item: Callable[[str, Item], None]
     """Takes an item of a queue."""
 
@@ -45,6 +47,12 @@ class WorkConsumer:
         self._own = {*subjects.work_queues(self.model, self.instance), *subjects.work_queues(self.model, subjects.ANY)}
         self._wanted = set(self._own)
         self._pulled: set[str] = set()
+        self._empty: set[str] = set()
+        """Queues whose last pull has waited in vain."""
+        self._suspects: set[str] = set()
+        """Queues that hold items and deliver none, as of the last look."""
+        self.problem = ""
+        """Why items are not delivered, in words; empty: they are."""
 
     def notify(self) -> None:
         """Says that there may be capacity again."""
@@ -74,11 +82,11 @@ class WorkConsumer:
             self._start(tasks)
             await asyncio.sleep(SILENCE)  # every live replica has sent a heartbeat by then
             while True:
-                self._wanted = self._own | await self._find_orphans()
+                await self._look()
                 self._start(tasks)
                 self._replicas_changed.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FIND_EVERY):
+                    async with asyncio.timeout(LOOK_EVERY):
                         await self._replicas_changed.wait()
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
@@ -94,6 +102,7 @@ class WorkConsumer:
         try:
             while queue in self._wanted:
                 if (count := self.capacity(queue)) <= 0:
+                    self._empty.discard(queue)
                     await self._has_capacity.wait()
                     continue
                 try:
@@ -102,20 +111,36 @@ class WorkConsumer:
                     _log.warning("queue_unreachable", queue=queue, reason=str(error), retry_in=RETRY_AFTER)
                     await asyncio.sleep(RETRY_AFTER)
                     continue
+                (self._empty.discard if items else self._empty.add)(queue)
                 for item in items:
                     self.on_item(queue, item)
         finally:
             self._pulled.discard(queue)
+            self._empty.discard(queue)
 
-    async def _find_orphans(self) -> set[str]:
-        """Returns queues that hold work for replicas which are silent or cannot run anything."""
+    async def _look(self) -> None:
+        """Pulls from now on also the queues of replicas that are silent or cannot run anything, and has those deliver
+        their items anew that stand still."""
         try:
             lengths = await self.store.queue_lengths(self.model)
+            targets = self._ready_replicas() | {self.instance, subjects.ANY}
+            orphans = {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
+            self._wanted = self._own | orphans
+            await self._mend_standing(lengths.items)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
-            return self._wanted - self._own
-        targets = self._ready_replicas() | {self.instance, subjects.ANY}
-        return {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
+
+    async def _mend_standing(self, lengths: Mapping[str, int]) -> None:
+        """Mends the queues that hold items in two looks in a row though a pull waits there and nobody has them."""
+        before, self._suspects = self._suspects, set()
+        for queue in self._empty.intersection(lengths):
+            if lengths[queue] > self.held(queue) and await self.store.undelivered(queue) > 0:
+                self._suspects.add(queue)
+        standing = sorted(self._suspects & before)
+        for queue in standing:
+            _log.error("queue_stands_still", queue=queue)
+            await self.store.deliver_anew(queue)
+        self.problem = f"the queue {standing[0]} holds requests and delivers none" if standing else ""
 
     def _ready_replicas(self) -> set[str]:
         return {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}

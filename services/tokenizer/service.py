@@ -49,7 +49,16 @@ class Tokenizer:
         if self._handlers is not None:
             load |= self._handlers.load
         self._announced = self._ready()
-        beat = Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
+        beat = Heartbeat(
+            "tokenizer",
+            self._context.instance,
+            self._announced,
+            term=0,
+            plan=0,
+            step=0,
+            load=load,
+            problem=_problem(self._monitor.refusal),
+        )
         return beat if self._handlers is None else msgspec.structs.replace(beat, models=self._handlers.infos)
 
     def metrics(self) -> Iterator[Sample]:
@@ -124,3 +133,10 @@ class Tokenizer:
         """Sends a heartbeat at once if a detokenizer or the store has changed whether this tokenizer is ready."""
         if self._ready() != self._announced:
             self._context.announce()
+
+
+def _problem(refusal: str) -> str:
+    """Returns the `Heartbeat.problem` of a store that takes no work for the reason `refusal`; empty without one."""
+    if not refusal:
+        return ""
+    return f"the store takes no work ({refusal}): look at the disk and the limits of the NATS server"

@@ -39,6 +39,9 @@ class _Queue:
         self._ready: list[_Entry] = []
         self._nonempty = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._ready)
+
     def add(self, entry: _Entry) -> None:
         """Adds an entry."""
         bisect.insort(self._ready, entry, key=lambda other: (other.deliveries == 0, other.sequence))
@@ -116,6 +119,22 @@ class MemoryStore(Store):
     async def missing_work(self, numbers: Collection[int]) -> set[int]:
         await asyncio.sleep(0)
         return {number for number in numbers if str(number) not in self._entries}
+
+    @override
+    async def undelivered(self, queue: str) -> int:
+        return len(self._queue(queue))
+
+    @override
+    async def deliver_anew(self, queue: str) -> None:
+        for entry in self._entries.values():
+            timer = entry.redelivery
+            if entry.queue == queue and timer is not None:
+                timer.cancel()
+                self._take_back(entry)
+
+    @override
+    async def mend(self) -> list[str]:
+        return []
 
     @override
     async def renew_work(self, ack: str) -> None:

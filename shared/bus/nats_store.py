@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from typing_extensions import override
@@ -21,18 +21,12 @@ from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.bus.jetstream import (
     API,
     ELECTION_INTERVAL,
-    NAME_IN_USE,
-    NO_JETSTREAM,
     NO_MESSAGE,
-    NO_ROOM,
     NOT_FOUND,
     NOT_NOW,
-    UNAVAILABLE,
-    Error,
     LeaderSearch,
     NotNow,
     error_of,
-    refusal,
 )
 from pagewire.shared.bus.protocol import (
     ACK_WAIT,
@@ -46,14 +40,22 @@ from pagewire.shared.bus.protocol import (
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
-from pagewire.shared.bus.store_replies import StreamInfo, StreamState, get_reply, put_reply, stream_info
+from pagewire.shared.bus.store_replies import (
+    ConsumerInfo,
+    StreamInfo,
+    StreamState,
+    consumer_info,
+    get_reply,
+    put_reply,
+    stream_info,
+)
+from pagewire.shared.bus.stream_keeper import StreamKeeper, call_api
 from pagewire.shared.bus.streams import (
     CHECK_DONE,
     CHECK_SIZE,
     CHECK_WORK,
     DONE_STREAM,
     NANOSECONDS,
-    SHARES,
     STREAMS,
     TERM_STREAM,
     WORK_STREAM,
@@ -105,9 +107,9 @@ class NatsStore(Store):
     ) -> None:
         """`max_store` is the number of bytes of all streams together, `replicas` the number of copies of each."""
         self._create_streams = create_streams
-        self._max_store = max_store
         self._replicas = replicas
         self._bus = bus
+        self._streams = StreamKeeper(bus, max_store, replicas, self.now)
         self._requests = requests
         self._clock: float | None = None
         """The broker's Unix time less our monotonic time, in seconds; None: the clock has not been read."""
@@ -115,32 +117,17 @@ class NatsStore(Store):
         self._leaders = LeaderSearch(bus, STREAMS, self._create_lost)
 
     async def prepare(self) -> None:
-        """Creates the streams, or updates those of another release; several services may do so at the same time.
+        """Creates or updates the streams; see `StreamKeeper.prepare`."""
+        await self._streams.prepare()
 
-        Raises:
-            ConfigurationError: the server has no room for the streams, or is in no cluster although they need one, or
-                it has a stream of that name that cannot be updated.
-            StorageRefused: JetStream is missing or not available now.
-            BusUnavailable: the cluster cannot keep the streams now.
-            RequestTimeout, NotPermitted
-        """
-        for name, limits in STREAMS.items():
-            max_bytes = int(self._max_store * SHARES[name])
-            config = {"name": name, "storage": "file", "max_bytes": max_bytes, "num_replicas": self._replicas, **limits}
-            error = await self._call(f"STREAM.CREATE.{name}", config)
-            # The server looks for room before it looks whether the stream is there.
-            if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
-                other = await self._call(f"STREAM.UPDATE.{name}", config)
-                error = error if other is not None and other.err_code == NOT_FOUND else other
-            if error is not None and error.code == UNAVAILABLE:
-                raise StorageRefused(name, error.description)
-            if error is not None:
-                raise refusal(name, error)
+    @override
+    async def mend(self) -> list[str]:
+        return await self._streams.mend()
 
     async def _create_lost(self) -> None:
         """Creates the streams of a cluster that has lost its disks, if this connection may."""
         if self._create_streams:
-            await self.prepare()
+            await self._streams.restore()
 
     @override
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
@@ -195,7 +182,7 @@ class NatsStore(Store):
         state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         counts = state.subjects or {}
         lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
-        left = int(self._max_store * SHARES[WORK_STREAM]) - state.bytes
+        left = self._streams.max_bytes(WORK_STREAM) - state.bytes
         return QueueLengths(lengths, state.last_seq, left)
 
     @override
@@ -218,6 +205,24 @@ class NatsStore(Store):
         state = await self._work_state({"deleted_details": True})
         deleted = frozenset(state.deleted or ())
         return {n for n in numbers if not state.first_seq <= n <= state.last_seq or n in deleted}
+
+    @override
+    async def undelivered(self, queue: str) -> int:
+        before = await self._consumer(queue)
+        state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{queue}"})
+        after = await self._consumer(queue)
+        items = sum((state.subjects or {}).values())
+        if after.error is not None or before != after:
+            return 0  # the next pull creates it, or it has just delivered
+        return items if after.delivered.stream_seq > state.last_seq else items - after.num_ack_pending
+
+    @override
+    async def deliver_anew(self, queue: str) -> None:
+        self._consumers.discard(queue)
+        await call_api(self._bus, f"CONSUMER.DELETE.{WORK_STREAM}.{_durable(queue)}", {})
+
+    async def _consumer(self, queue: str) -> ConsumerInfo:
+        return consumer_info.decode(await call_api(self._bus, f"CONSUMER.INFO.{WORK_STREAM}.{_durable(queue)}", {}))
 
     async def _work_state(self, request: Mapping[str, object]) -> StreamState:
         """Returns the state of the work stream, with the details that a request asks for."""
@@ -302,22 +307,13 @@ class NatsStore(Store):
             "max_deliver": -1,
             "inactive_threshold": int(CONSUMER_INACTIVE_AFTER * NANOSECONDS),
         }
-        error = await self._call(
-            f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}", {"stream_name": WORK_STREAM, "config": config}
-        )
+        call = f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}"
+        error = error_of(await call_api(self._bus, call, {"stream_name": WORK_STREAM, "config": config}))
         if error is not None:
             if error.err_code == NOT_FOUND:
                 await self._restore(subject)
             raise StorageRefused(subject, error.description)
         self._consumers.add(queue)
-
-    async def _call(self, call: str, config: dict[str, Any]) -> Error | None:
-        """Returns why JetStream refuses a call of its API, None if it does not."""
-        try:
-            message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
-        except NoResponders:
-            raise StorageRefused(call, NO_JETSTREAM) from None
-        return error_of(message.data)
 
     async def _put(self, stream: str, subject: str, data: bytes, headers: Headers | None = None) -> int:
         """Stores a message and returns its number.
@@ -386,7 +382,7 @@ class NatsStore(Store):
         if not self._create_streams:
             raise StorageRefused(subject, "JetStream does not answer, or the streams are not there yet")
         try:
-            await self.prepare()
+            await self._streams.restore()
         except ConfigurationError as error:
             raise StorageRefused(subject, str(error)) from None
 

@@ -124,6 +124,22 @@ class Store(Protocol):
         They have ended, or the store has lost them: somebody has purged it, or a block of its disk is damaged.
         """
 
+    async def undelivered(self, queue: str) -> int:
+        """Returns how many items of a queue nobody has. While a pull waits at the queue, there are none for long."""
+
+    async def deliver_anew(self, queue: str) -> None:
+        """Has a queue deliver all of its items from the first one on, also those that somebody has.
+
+        A queue whose position is wrong or that somebody has paused delivers nothing until then.
+        """
+
+    async def mend(self) -> list[str]:
+        """Restores what somebody has deleted or changed in the store; returns what that was.
+
+        Raises:
+            StorageRefused: it cannot be restored.
+        """
+
     async def renew_work(self, ack: str) -> None:
         """Postpones the redelivery of an item by another redelivery time."""
 

@@ -1,6 +1,7 @@
 """The replies of JetStream that the store reads."""
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,25 @@ class StreamInfo(Reply):
     state: StreamState = msgspec.field(default_factory=StreamState)
     ts: datetime | None = None
     """Time of the reply."""
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Settings, with the server's defaults."""
+
+
+class Position(msgspec.Struct):
+    """A position of a consumer."""
+
+    consumer_seq: int = 0
+    """Number of deliveries so far."""
+    stream_seq: int = 0
+    """Number of the last message that was delivered."""
+
+
+class ConsumerInfo(Reply):
+    """The reply to CONSUMER.INFO."""
+
+    delivered: Position = msgspec.field(default_factory=Position)
+    num_ack_pending: int = 0
+    """Number of messages that were delivered and have not been acknowledged."""
 
 
 class RecordMessage(msgspec.Struct):
@@ -49,5 +69,6 @@ class GetReply(Reply):
 
 
 put_reply = msgspec.json.Decoder(PutReply)
+consumer_info = msgspec.json.Decoder(ConsumerInfo)
 stream_info = msgspec.json.Decoder(StreamInfo)
 get_reply = msgspec.json.Decoder(GetReply)

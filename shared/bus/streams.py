@@ -38,6 +38,11 @@ STREAMS: dict[str, dict[str, Any]] = {
     },
     TERM_STREAM: {"subjects": [subjects.TERM], "max_msgs": 1},
 }
+NUMBERS_PER_SECOND = {WORK_STREAM: 1_000_000, TERM_STREAM: 8}
+"""Streams whose numbers must never occur again, also if somebody deletes the stream: they begin with the time at which
+the stream is created, in these parts of a second. Nothing is stored faster for long. Terms fit into 32 bits."""
+EPOCH = 1_735_689_600
+"""Unix time from which on that time counts: the beginning of 2025."""
 
 SHARES = {WORK_STREAM: 1 / 2, DONE_STREAM: 3 / 8, TERM_STREAM: 1 / 64}
 """Share of the storage that each stream may take. The rest is JetStream's own, so that no stream hinders another.

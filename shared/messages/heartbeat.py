@@ -38,3 +38,7 @@ class Heartbeat(Wire, frozen=True):
     """Token of the served model in subjects; empty: the instance serves every model, as a gateway does."""
     models: tuple[ModelInfo, ...] = ()
     """Descriptions of the model that a tokenizer serves, one per name."""
+    repeated: bool = False
+    """Whether a supervisor sends it again, in the place of an instance that waits for a core of the machine."""
+    problem: str = ""
+    """Why requests cannot be served although the instance runs, in words for people; empty: they can."""

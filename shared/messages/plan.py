@@ -119,6 +119,8 @@ class Claimed(Wire, frozen=True):
     first."""
     mixed_prompt_tokens: int = 0
     """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
+    kept_term: int = 0
+    """The last term whose plans have changed the blocks: they are as its step outputs have said; 0: they are not."""
 
 
 class Replay(Wire, frozen=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -26,9 +27,13 @@ _log = structlog.get_logger()
 class Heartbeater:
     """Publishes a service's heartbeat twice a second, and at once on `announce` and when somebody asks for it."""
 
-    def __init__(self, bus: Bus, name: str, instance: str, model: str = "") -> None:
-        """`model`: token of the served model in subjects; empty: all."""
+    def __init__(
+        self, bus: Bus, name: str, instance: str, model: str = "", problem: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`model`: token of the served model in subjects; empty: all. `problem` returns the `Heartbeat.problem` of a
+        service that has none of its own."""
         self._bus = bus
+        self._problem = problem
         self._model = model
         self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
         self._service: Service | None = None
@@ -43,7 +48,8 @@ class Heartbeater:
 
     def beat_of(self, service: Service) -> Heartbeat:
         """Returns the current heartbeat of the service. A service that drains is not ready."""
-        beat = msgspec.structs.replace(service.heartbeat(), model=self._model)
+        beat = service.heartbeat()
+        beat = msgspec.structs.replace(beat, model=self._model, problem=beat.problem or self._problem())
         return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
 
     def announce(self) -> None:

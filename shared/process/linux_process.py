@@ -90,6 +90,19 @@ def resident_bytes(process: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def seconds_without_core(process: int) -> float:
+    """Returns how long the main thread of a process has waited for a core, in seconds since the thread began.
+
+    A thread waits while it could run and others have the cores, or while its cgroup has used up its share. The number
+    does not grow while the process is stopped or waits for anything else. Where Linux does not count, it is 0.
+    """
+    try:
+        fields = Path(f"/proc/{process}/schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return int(fields[1]) / 1e9
+
+
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)

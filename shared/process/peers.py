@@ -49,7 +49,7 @@ class Peers:
         self._ended: set[str] = set()
         """Instances whose process has ended."""
         self._last: dict[str, tuple[Heartbeat, float]] = {}
-        """By instance: the last heartbeat and the time of its arrival."""
+        """By instance: the last heartbeat, and when it arrived or was repeated last."""
         self._heard_at = self._heard_since = time.monotonic()
         """When the last heartbeat arrived, and since when none can have been missed."""
 
@@ -96,8 +96,8 @@ class Peers:
 
     def find(self, instance: str) -> Heartbeat | None:
         """Returns the last heartbeat of an instance, None if the instance is not alive."""
-        beat, age = self.last(instance)
-        return beat if age < SILENCE else None
+        beat, heard_at = self.last(instance)
+        return beat if time.monotonic() - heard_at < SILENCE else None
 
     def gone(self, instance: str) -> bool:
         """Returns whether an instance is certainly gone: its process has ended, or it has been silent.
@@ -113,11 +113,9 @@ class Peers:
         return now - self._heard_at < DEAF and now - silent_since > SILENCE
 
     def last(self, instance: str) -> tuple[Heartbeat | None, float]:
-        """Returns the last heartbeat of an instance, however old, and its age in seconds; without one, None and 0."""
-        if instance not in self._last:
-            return None, 0.0
-        beat, arrived = self._last[instance]
-        return beat, time.monotonic() - arrived
+        """Returns the last heartbeat of an instance, however old, and when it arrived or was repeated last, on the
+        monotonic clock; without one, None and 0."""
+        return self._last.get(instance, (None, 0.0))
 
     def retain(self, instances: Collection[str]) -> None:
         """Forgets all other instances."""
@@ -137,6 +135,8 @@ class Peers:
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat is None or beat.instance in self._ended:
                 return
+            if beat.repeated and beat.instance in self._last:  # it may come later than a newer one
+                beat = self._last[beat.instance][0]
             self._last[beat.instance] = (beat, now)
         for listener in list(listeners):
             if ended and listener.on_ended is not None:

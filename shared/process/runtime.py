@@ -31,6 +31,7 @@ from pagewire.shared.process.linux_process import (
     use_batch_scheduling,
 )
 from pagewire.shared.process.metrics_reporter import Reporter
+from pagewire.shared.process.store_keeper import StoreKeeper
 from pagewire.shared.security import credentials
 from pagewire.shared.security.permissions import STORING
 from pagewire.shared.settings import flags
@@ -40,6 +41,8 @@ from pagewire.shared.telemetry import logs, tracing
 CLOSE_WITHIN = 8.0
 """Seconds within which a service must end once it is cancelled."""
 
+KEEPING = {"detokenizer"}
+"""Services that restore the store when somebody has changed it."""
 TIMED = STORING | {"tokenizer"}
 """Services that keep the deadlines of requests."""
 GC_THRESHOLD = 50_000
@@ -183,7 +186,8 @@ async def run_service(
     """
     shutdown = shutdown or Shutdown()
     model = "" if name == "gateway" else model_folder.served_token(settings)
-    heartbeater = Heartbeater(bus, name, instance, model)
+    keeper = StoreKeeper(bus.store) if name in KEEPING else None
+    heartbeater = Heartbeater(bus, name, instance, model, lambda: keeper.problem if keeper is not None else "")
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
     clock = ClockMonitor(bus.store) if name in TIMED else None
@@ -196,6 +200,8 @@ async def run_service(
     tasks = {serving, heartbeats, draining}
     if clock is not None:
         tasks.add(asyncio.create_task(clock.run()))
+    if keeper is not None:
+        tasks.add(asyncio.create_task(keeper.run()))
     if tracing.wants_collector("METRICS"):
         from pagewire.shared.process import otlp_metrics  # slow to import
 

@@ -125,6 +125,8 @@ ROLES: dict[str, Permissions] = {
             *_GET_DONE,
             f"{API}.CONSUMER.CREATE.{WORK_STREAM}.>",
             f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.*",
+            f"{API}.CONSUMER.INFO.{WORK_STREAM}.*",
+            f"{API}.CONSUMER.DELETE.{WORK_STREAM}.*",
             *_ACKS,
         ),
         subscribe=(f"{subjects.ABORT}.*.*", f"{subjects.STEPS}.*", f"{subjects.BACKLOG}.*.*"),

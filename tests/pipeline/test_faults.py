@@ -10,7 +10,7 @@ from pagewire.bench._chaos.checks import Seen
 from pagewire.bench._chaos.faults import Arena, arena
 from pagewire.bench._chaos.figures import failures
 from pagewire.bench._chaos.requests import Request, mixture
-from pagewire.bench._chaos.schedule import CUT, FULL, KILL, KINDS, STOP, Fault
+from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, KILL, KINDS, SKEW, STARVE, STOP, Fault
 from pagewire.bench._chaos.trial import answers, disturb
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
 from pagewire.shared.settings.config import Settings
@@ -20,8 +20,10 @@ pytestmark = pytest.mark.anyio
 
 SETTINGS = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=400, seed=1, log_level="error")
 TOKENS = 160
-LASTS = {STOP: 0.7, CUT: 0.7, FULL: 0.5}
-"""Seconds by action: less than the silence after which a service counts as gone."""
+LASTS = {STOP: 0.7, CUT: 0.7, FULL: 0.5, STARVE: 3.0, BUSY: 3.0}
+"""Seconds by action: for a service that does nothing, less than the silence after which it counts as gone."""
+SELDOM = {f"{STARVE}:{service}" for service in (*PIPELINE, GATEWAY, BROKER) if service != "executor"} | {"busy:machine"}
+"""Kinds that only long runs try."""
 BEYOND_SILENCE = 3.0
 
 
@@ -51,7 +53,14 @@ async def served() -> AsyncIterator[Served]:
         yield Served(stack, requests, await answers(stack.address, requests))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.full] if kind in SELDOM else [])
+        for kind in KINDS
+        if not kind.startswith(SKEW)
+    ],
+)
 async def test_one_fault_loses_nothing(served: Served, kind: str) -> None:
     await served.check(fault(kind))
 

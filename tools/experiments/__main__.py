@@ -24,6 +24,7 @@ EXPERIMENTS = (
     "report",
     "rounding",
     "sim",
+    "store_changes",
     "structured",
     "vllm_cpu",
 )

@@ -198,6 +198,12 @@ class Device(Protocol):
     def busy(self) -> float:
         """Seconds in which the device has computed since it was opened, by the device's clock."""
 
+    @property
+    def progress(self) -> float:
+        """A number that grows while a step computes, as with each layer; 0: the device does not say. Any thread may
+        read it."""
+        return 0.0
+
     def add(
         self,
         slot: int,

@@ -71,6 +71,11 @@ class CausalLM(nn.Module, ABC):
     def embedding(self) -> Tensor:
         """[V, D] embedding of the input ids, also used for the output if there is no `lm_head`."""
 
+    @property
+    def progress(self) -> float:
+        """Number that grows while `forward` computes; 0: the model does not say."""
+        return 0.0
+
     @abstractmethod
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """Int64 ids [T] at int64 positions [T] -> hidden states [T, D]."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from pagewire.shared.bus import Bus
-from pagewire.shared.messages.heartbeat import STORE_REFUSES
 from pagewire.shared.metrics.table import SERVICES
 from pagewire.shared.process.peers import Peers
 
@@ -37,8 +36,8 @@ class Health:
             alive = self._peers.alive(service)
             if not alive:
                 return f"no {service} is running"
-            if all(beat.load.get(STORE_REFUSES) for beat in alive):
-                return "the store takes no work: look at the disk and the limits of the NATS server"
+            if all(beat.problem for beat in alive):
+                return alive[0].problem
             if not any(beat.ready for beat in alive):
                 return f"no {service} is ready"
         return ""

@@ -61,11 +61,12 @@ class Policy:
         max_row_tokens: the most tokens that a row of a step has brought.
     """
 
-    def __init__(self, term: int, limits: TermLimits) -> None:
+    def __init__(self, term: int, limits: TermLimits, before: "Policy | None" = None) -> None:
+        """`before`: policy of the last term, if the executor still has its blocks, which are cached then."""
         self.term = term
         self.limits = limits
         self.budget = budget_of(limits)
-        self.sequences = SequenceTable(limits)
+        self.sequences: SequenceTable = SequenceTable(limits, before.sequences if before is not None else None)
         self.pool, self.running, self.waiting = self.sequences.pool, self.sequences.running, self.sequences.waiting
         self.beam_search = BeamScheduler(self.sequences)
         self.plan_number = 0

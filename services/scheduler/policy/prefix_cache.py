@@ -24,6 +24,8 @@ A run without an entry before it has the salt of its request in the place of the
 the salt, for they name a block that only sequences of that salt share.
 """
 _ROOT = -1
+_NO_KEY: tuple[int, int, _Key] = (-1, 0, (_ROOT, "", ()))
+"""Sequence, entries before the key, key."""
 MIN_RUNS = 8
 """Runs that are kept at least, useful or not."""
 
@@ -72,7 +74,7 @@ class PrefixCache:
         self._runs: dict[_Key, _Run] = {}
         self._limit = MIN_RUNS  # number of runs beyond which useless ones are forgotten
         self.open: dict[int, _Run] = {}  # by sequence, until it frees its blocks
-        self._last_key: tuple[int, int, _Key] = (-1, 0, (_ROOT, "", ()))  # sequence, blocks before the key, key
+        self._last_key = _NO_KEY
 
     def match_prefix(self, sequence: Sequence) -> CachedPrefix | None:
         """Returns the confirmed blocks of the sequence's prefix; None while a running prompt will soon confirm more.
@@ -135,6 +137,10 @@ class PrefixCache:
         run.promised = 0
         if run.full > run.first and not run.entered:
             self._enter(self._key(sequence, run.first, run.blocks, run.stamps), run)
+
+    def end_term(self) -> None:
+        """Forgets which sequence was looked for last: another one may have its id in the next term."""
+        self._last_key = _NO_KEY
 
     def _enter(self, key: _Key, run: _Run) -> None:
         run.entered = True

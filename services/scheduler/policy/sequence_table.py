@@ -24,9 +24,12 @@ class SequenceTable:
         needs_blocks: running sequences whose blocks do not last for the steps ahead, by id.
         cache_queries: tokens so far that were looked for in the prefix cache, once for each sequence.
         cache_hits: tokens among them that it had.
+        prefix_cache: finds blocks by their tokens; None: nothing is shared.
     """
 
-    def __init__(self, limits: TermLimits) -> None:
+    def __init__(self, limits: TermLimits, before: "SequenceTable | None" = None) -> None:
+        """`before`: table of the last term, with equal limits, if the executor still has its blocks: what step outputs
+        have confirmed there is found in the prefix cache. That table must not be used any more."""
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
         self.groups = BlockGroups(limits.windows, limits.block_size)
@@ -38,7 +41,10 @@ class SequenceTable:
         self.needs_blocks: dict[int, Sequence] = {}
         self.cache_queries = 0
         self.cache_hits = 0
-        self._prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size) if limits.prefix_cache else None
+        self.prefix_cache = PrefixCache(self.pool, self.groups, limits.block_size) if limits.prefix_cache else None
+        if before is not None:
+            before.end_term()
+            self.pool, self.prefix_cache = before.pool, before.prefix_cache
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
 
     @property
@@ -48,9 +54,9 @@ class SequenceTable:
 
     def match_prefix(self, sequence: Sequence) -> CachedPrefix | None:
         """Calls `PrefixCache.match_prefix`; returns an empty prefix where none is cached or all must be computed."""
-        if self._prefix_cache is None or sequence.reports_prompt:
+        if self.prefix_cache is None or sequence.reports_prompt:
             return CachedPrefix([], [], self.groups.first_seen(0))
-        return self._prefix_cache.match_prefix(sequence)
+        return self.prefix_cache.match_prefix(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot."""
@@ -72,7 +78,7 @@ class SequenceTable:
         self.waiting.pop(sequence)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
-            if self._prefix_cache is not None:
+            if self.prefix_cache is not None:
                 self.cache_queries += len(sequence.tokens)
                 self.cache_hits += sequence.num_computed_tokens
             self.waiting.charge(sequence.user, len(sequence.tokens) - sequence.num_computed_tokens)
@@ -86,8 +92,8 @@ class SequenceTable:
         sequence.last_step = num_steps
         self.update_allocate_at(sequence)
         insort(self.running, sequence, key=rank)
-        if self._prefix_cache is not None:
-            self._prefix_cache.begin(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.begin(sequence)
 
     def share(self, blocks: list[int], given_back: list[int]) -> None:
         """Adds references to the blocks of a table that are held."""
@@ -208,13 +214,21 @@ class SequenceTable:
 
     def free(self, sequence: Sequence) -> None:
         """Frees slot and blocks of a sequence that the executor no longer touches."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.end(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.end(sequence)
         self.pool.free(self.groups.all_of(sequence.blocks))
         self.pool.free(self.groups.seen_of(sequence.blocks, sequence.given_back), apart=True)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.state = SequenceState.FINISHED
+
+    def end_term(self) -> None:
+        """Frees the blocks of all sequences. No step writes to them any more."""
+        for sequence in (*self.running, *self.pending_frees):
+            self._reserve(sequence, 0)
+            self.free(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.end_term()
 
     def check(self) -> None:
         """Checks the invariants that hold between any two calls.
@@ -240,7 +254,7 @@ class SequenceTable:
             raise IntegrityError("a sequence is where it should not be")
         if {id(s) for s in self.by_id.values()} - {id(s) for s in (*holders, *waiting)}:
             raise IntegrityError("a sequence is nowhere")
-        if self._prefix_cache is not None and self._prefix_cache.open.keys() != {s.id for s in holders}:
+        if self.prefix_cache is not None and self.prefix_cache.open.keys() != {s.id for s in holders}:
             raise IntegrityError("the prefix cache waits for a sequence that does not run")
 
     def _stop(self, sequence: Sequence) -> None:
@@ -248,5 +262,5 @@ class SequenceTable:
         self.running.remove(sequence)
         self.needs_blocks.pop(sequence.id, None)
         self._reserve(sequence, 0)
-        if self.prefills.pop(sequence.id, None) is not None and self._prefix_cache is not None:
-            self._prefix_cache.cancel_prefill(sequence)
+        if self.prefills.pop(sequence.id, None) is not None and self.prefix_cache is not None:
+            self.prefix_cache.cancel_prefill(sequence)

@@ -16,9 +16,9 @@ from pagewire.services.tokenizer.chat.worker_process import WorkerDied, WorkerPr
 from pagewire.shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 
 ANSWER_WITHIN = 0.8
-"""Timeout of an answer, in seconds: more than `CPU_SECONDS`, because other processes use the cores too."""
+"""Timeout of an answer, in seconds without those in which the worker waits for a core: more than `CPU_SECONDS`."""
 START_WITHIN = 10.0
-"""Timeout of compiling the templates, in seconds: workers start at the same time as all other services."""
+"""Timeout of compiling the templates, in seconds without those in which the worker waits for a core."""
 RETRY_AFTER = 1.0
 """Seconds between attempts to start a worker."""
 MAX_WAITING = 1024

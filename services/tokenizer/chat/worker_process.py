@@ -11,9 +11,12 @@ from signal import SIGPROF
 import msgspec
 
 from pagewire.services.tokenizer.chat.worker import LENGTH_BYTES, TOO_MUCH_MEMORY, Answer, frame
+from pagewire.shared.process.linux_process import seconds_without_core
 
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
 """Environment variables that a worker gets; the others may contain passwords."""
+STARVATION_CHECK = 0.2
+"""Seconds for which a late worker is watched: one that waits for a core for half of them is not late by itself."""
 
 _COMMAND = (sys.executable, "-P", "-m", "pagewire.services.tokenizer.chat.worker")
 _answers = msgspec.msgpack.Decoder(Answer)
@@ -52,17 +55,30 @@ class WorkerProcess:
         """Sends a message and returns the answer.
 
         Raises:
-            TimeoutError: there is no answer after `within` seconds; the worker cannot be used any more.
+            TimeoutError: there is no answer after `within` seconds, beside those in which the worker has waited for a
+                core; the worker cannot be used any more.
             WorkerDied: the worker ended.
         """
+        exchange = asyncio.create_task(self._exchange(message))
+        try:
+            await asyncio.wait({exchange}, timeout=within)
+            while not exchange.done():
+                waited = seconds_without_core(self.pid)
+                await asyncio.wait({exchange}, timeout=STARVATION_CHECK)  # an answer may have come meanwhile
+                if not exchange.done() and seconds_without_core(self.pid) - waited < STARVATION_CHECK / 2:
+                    raise TimeoutError
+            return exchange.result()
+        finally:
+            exchange.cancel()
+
+    async def _exchange(self, message: msgspec.Struct) -> Answer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(within):
-                self._process.stdin.write(frame(message))
-                await self._process.stdin.drain()
-                length = int.from_bytes(await self._process.stdout.readexactly(LENGTH_BYTES), "little")
-                return _answers.decode(await self._process.stdout.readexactly(length))
+            self._process.stdin.write(frame(message))
+            await self._process.stdin.drain()
+            length = int.from_bytes(await self._process.stdout.readexactly(LENGTH_BYTES), "little")
+            return _answers.decode(await self._process.stdout.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise WorkerDied(await self._ended) from error
 

@@ -227,8 +227,8 @@ class Dispatcher:
 
     def _has_spoken(self, instance: str, since: float) -> bool:
         """Returns whether a heartbeat of a detokenizer has arrived after the time `since`, so that it is not frozen."""
-        beat, age = self._peers.last(instance)
-        return beat is not None and time.monotonic() - age > since
+        beat, heard_at = self._peers.last(instance)
+        return beat is not None and heard_at > since
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         """Stores the work of a stream that is open; if that is not possible, has the stream aborted."""

@@ -23,13 +23,23 @@ def test_freezes_and_cuts_last_for_less_and_for_more_than_the_silence_that_count
         lasting = [fault.seconds for fault in islice(schedule(1, [kind]), 40)]
         assert min(lasting) < 2 < max(lasting)
     assert next(schedule(1, ["kill:broker"])).seconds == 0
+    assert all(fault.seconds > 2 for fault in islice(schedule(1, ["starve:executor", "busy:machine"]), 40))
 
 
 def test_kinds_are_chosen_by_name_and_by_action() -> None:
     assert select("stop:scheduler, cut") == ("stop:scheduler", *(kind for kind in KINDS if kind.startswith("cut:")))
-    assert set(select("kill,stop,term,cut,full")) == set(KINDS)
+    others = "kill,stop,term,cut,full,starve,busy,delete,purge,edit,pause"
+    assert set(select(others)) == {kind for kind in KINDS if kind != "skew:clocks"}
     with pytest.raises(ArgumentTypeError, match="no fault burn"):
         select("kill,burn")
+
+
+def test_wrong_clocks_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.bench._chaos.schedule.LIBRARIES", [])
+    with pytest.raises(ArgumentTypeError, match="libfaketime"):
+        select("skew")
+    monkeypatch.setattr("pagewire.bench._chaos.schedule.LIBRARIES", ["/usr/lib/libfaketimeMT.so.1"])
+    assert select("skew") == ("skew:clocks",)
 
 
 def test_a_fault_says_what_is_done_to_whom() -> None:

@@ -11,8 +11,9 @@ from pagewire.embedded import watchdog
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.messages import encode
+from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.broker import connect_role
 from tests.support.waiting import until
@@ -66,9 +67,36 @@ def killed() -> list[str]:
     return []
 
 
+class CoreClock:
+    """Counts the time in which a program waits for a core, by the program's name; a test begins and ends the wait."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._waited: dict[str, float] = {}
+
+    def begin(self, name: str) -> None:
+        self._since[name] = time.monotonic()
+
+    def end(self, name: str) -> None:
+        self._waited[name] = self.waited(name)
+        del self._since[name]
+
+    def waited(self, name: str) -> float:
+        now = time.monotonic()
+        return self._waited.get(name, 0.0) + now - self._since.get(name, now)
+
+
+@pytest.fixture
+def cores() -> CoreClock:
+    return CoreClock()
+
+
 @pytest.fixture(autouse=True)
-async def watched(memory: MemoryBroker, instances: dict[str, str], killed: list[str]) -> AsyncIterator[Watchdog]:
-    watched = Watchdog(MemoryBus(memory, inbox_prefix="_INBOX"), instances, killed.append)
+async def watched(
+    memory: MemoryBroker, instances: dict[str, str], killed: list[str], cores: CoreClock
+) -> AsyncIterator[Watchdog]:
+    bus = MemoryBus(memory, inbox_prefix="_INBOX")
+    watched = Watchdog(bus, instances, killed.append, waited=cores.waited)
     await watched.listen()
     running = asyncio.create_task(watched.run())
     yield watched
@@ -119,6 +147,44 @@ async def test_a_silent_service_that_answers_a_ping_lives(fake: Fake, killed: li
     fake.beat("executor", "e1")
     await asyncio.sleep(0.3)
     assert killed == []
+
+
+async def test_a_service_that_waits_for_a_core_lives_and_others_know_it(
+    memory: MemoryBroker, fake: Fake, killed: list[str], cores: CoreClock
+) -> None:
+    repeated: list[Heartbeat] = []
+
+    def on_heartbeat(message: Message) -> None:
+        beat = Decoder(Heartbeat).decode(message.data)
+        if beat.repeated:
+            repeated.append(beat)
+
+    await MemoryBus(memory).subscribe(f"{subjects.HEARTBEAT}.executor.e1", on_heartbeat)
+    await fake.subscribe_to_pings("executor", "e1", answer=False)
+    fake.beat("executor", "e1", port=7.0)
+    cores.begin("executor")
+    await until(lambda: len(repeated) >= 20)  # ten times as many checks as the silence lasts
+    assert killed == []
+    assert repeated[-1].load == {"port": 7.0}
+
+
+async def test_a_starved_service_that_is_stopped_is_killed(fake: Fake, killed: list[str], cores: CoreClock) -> None:
+    await fake.subscribe_to_pings("executor", "e1", answer=False)
+    fake.beat("executor", "e1")
+    cores.begin("executor")
+    await asyncio.sleep(0.2)
+    assert killed == []
+    cores.end("executor")
+    await until(lambda: killed == ["executor"])
+
+
+async def test_a_service_that_waits_for_nothing_is_not_spoken_for(fake: Fake, memory: MemoryBroker) -> None:
+    await fake.subscribe_to_pings("executor", "e1", answer=True)
+    heartbeats: list[Message] = []
+    await MemoryBus(memory).subscribe(f"{subjects.HEARTBEAT}.executor.e1", heartbeats.append)
+    fake.beat("executor", "e1")
+    await asyncio.sleep(0.2)
+    assert len(heartbeats) == 1
 
 
 async def test_a_service_that_was_frozen_while_the_broker_restarted_is_killed(

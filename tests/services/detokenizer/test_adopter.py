@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,43 @@ class TestQueuedRequests:
             error = await reader.error()
             assert (error.code, error.retryable) == (503, True)
             assert stays.last is None
+
+    async def test_a_request_whose_number_another_item_has_got_ends_after_a_reconnection(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The broker's disk has lost the last items, and it counts on from there."""
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
+        reconnected: list[Callable[[], None]] = []
+        monkeypatch.setattr(MemoryBus, "on_reconnect", lambda _, callback: reconnected.append(callback))
+        async with rig(folder) as world:
+            reader = await world.open(request_id="r2")
+            stays = await world.open(request_id="r3")
+            await store(world.broker, folder, opening(stays, request_id="r3"), "d1")
+            await world.ask("stored", StoredWork("r3", 1))
+            await world.ask("stored", StoredWork("r2", 1))
+            for callback in reconnected:
+                callback()
+            error = await reader.error()
+            assert (error.code, error.retryable) == (503, True)
+            assert stays.last is None
+
+    async def test_a_running_request_without_a_work_item_ends_when_its_scheduler_does(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody can bring it to another scheduler."""
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
+        async with rig(folder) as world:
+            reader = await world.open(request_id="r1")
+            await store(world.broker, folder, opening(reader, request_id="r1"), "d1")
+            await world.ask("stored", StoredWork("r1", 1))
+            (purged,) = await world.broker.store.pull_work(queue(folder), 1, expires=5)
+            await world.attach(ack=purged.ack)
+            await world.broker.store.end_work(purged.ack)
+            await asyncio.sleep(0.5)  # several checks
+            assert reader.last is None, "it runs"
+            world.bus.publish(f"{subjects.HEARTBEAT}.scheduler.s1", b"")
+            error = await reader.error()
+            assert (error.code, error.retryable) == (503, True)
 
     @pytest.mark.parametrize("skew", [-600, 600])
     async def test_the_deadline_of_an_adopted_request_survives_a_wrong_clock(

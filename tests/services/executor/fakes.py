@@ -105,6 +105,7 @@ class FakeDevice:
         self.capacity = capacity
         self.depth = depth
         self.busy = 0.0
+        self.progress = 0.0
         self.tables: dict[int, list[int]] = {}
         self.records: dict[int, Record] = {}
         self.stop_ids: dict[int, Sequence[int]] = {}

@@ -91,3 +91,15 @@ def test_patience_grows_with_the_positions_in_flight(monkeypatch: pytest.MonkeyP
     steps.collect()
     device.now += 1000
     assert [*overdue, steps.overdue] == [False, True, False, True, False]
+
+
+def test_a_starved_step_is_not_overdue_while_the_device_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Clocked(monkeypatch)
+    steps = InFlightSteps(device)
+    steps.launch(step(0, 20), 1, [])
+    for layer in range(1000):  # hours
+        device.now += 10
+        device.progress += layer % 3 == 2
+        assert not steps.overdue
+    device.now += 31  # it hangs
+    assert steps.overdue

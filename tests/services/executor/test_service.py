@@ -104,6 +104,19 @@ async def test_the_answer_to_a_claim_has_the_capacity(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_claim_learns_whose_blocks_the_executor_keeps(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        assert (await bench.claim(1)).kept_term == 0
+        bench.send(plan(1, add(0, 7, [1, 2, 3], [0, 1], picks=sampling(7, max_tokens=1))))
+        await bench.step()
+        assert (await bench.claim(2)).kept_term == 1
+        assert (await bench.claim(3)).kept_term == 1, "no plan of term 2 has come"
+        bench.send(plan(1, term=3, removed=[5]))  # nothing is in that slot
+        await until(lambda: not bench.executor.heartbeat().ready)
+        assert (await bench.claim(4)).kept_term == 0
+
+
+@pytest.mark.anyio
 async def test_it_says_whether_it_is_free(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         assert bench.executor.heartbeat().load["free"] == 1

@@ -1,7 +1,9 @@
 """The claim of an executor, and its loss. test_service.py tests the messages between."""
 
 import asyncio
+import time
 
+import msgspec
 import pytest
 
 from pagewire.services.scheduler import executor_client
@@ -9,7 +11,7 @@ from pagewire.services.scheduler.executor_client import ExecutorClient, claim_ex
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import StorageRefused
+from pagewire.shared.errors import RequestTimeout, StorageRefused
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
@@ -138,4 +140,60 @@ async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.M
     async with asyncio.timeout(PATIENCE):
         await client.lost.wait()
     assert client.failed
+    await reading
+
+
+async def test_a_scheduler_without_a_core_reads_what_came_before_it_judges_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Timers come before messages on the event loop: after a pause, the heartbeats of that time are still unread."""
+    monkeypatch.setattr(executor_client, "SILENCE", 0.02)
+    bus = MemoryBus(MemoryBroker())
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
+    beat = encode(Heartbeat("executor", "e", True, term=1, plan=0, step=0, load={}))
+    flushes = 0
+
+    async def flush(*, timeout: float) -> None:
+        nonlocal flushes
+        flushes += 1
+        if flushes <= 3:
+            bus.publish(f"{subjects.HEARTBEAT}.executor.e", beat)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(bus, "flush", flush)
+    await client.run()
+    assert flushes == 4, "it is lost when nothing was left to read"
+
+
+async def test_silence_of_the_broker_says_nothing_about_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_client, "SILENCE", 0.02)
+    bus = MemoryBus(MemoryBroker())
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
+    flushes = 0
+
+    async def flush(*, timeout: float) -> None:
+        nonlocal flushes
+        flushes += 1
+        if flushes <= 3:
+            raise RequestTimeout("the broker is frozen")
+
+    monkeypatch.setattr(bus, "flush", flush)
+    await client.run()
+    assert flushes == 4
+
+
+async def test_a_repeated_heartbeat_keeps_a_starved_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_client, "SILENCE", 0.2)
+    bus = MemoryBus(MemoryBroker())
+    client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
+    reading = asyncio.create_task(client.run())
+    await client.subscribed.wait()
+    beat = Heartbeat("executor", "e", True, term=1, plan=0, step=0, load={})
+    bus.publish(f"{subjects.HEARTBEAT}.executor.e", encode(beat))
+    began = time.monotonic()
+    while time.monotonic() - began < 0.6:
+        bus.publish(f"{subjects.HEARTBEAT}.executor.e", encode(msgspec.structs.replace(beat, repeated=True)))
+        await asyncio.sleep(0.01)
+    assert not client.lost.is_set()
+    client.end_term()
     await reading

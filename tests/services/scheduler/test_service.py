@@ -64,6 +64,10 @@ class Executor:
     """Plans that do not arrive."""
     lose_steps: int = 0
     """Outputs that are not sent."""
+    silent: bool = False
+    """Whether it sends no heartbeats."""
+    kept_term: int = 0
+    """Term of the last plan, whose blocks it keeps."""
     model: ModelExecutor = field(default_factory=lambda: ModelExecutor(64, 4))
     term: int = 0
     sent: list[StepOutput] = field(default_factory=list)
@@ -77,6 +81,8 @@ class Executor:
         self.beat()
 
     def beat(self) -> None:
+        if self.silent:
+            return
         beat = Heartbeat(
             "executor",
             self.instance,
@@ -93,11 +99,11 @@ class Executor:
         claim = Decoder(Claim).decode(message.data)
         assert claim.model == MODEL
         self.term = claim.term
-        self.model = ModelExecutor(self.num_blocks, 4)
+        self.model = ModelExecutor(self.num_blocks, 4, kv=self.model.kv)
         self.sent.clear()
         self.aside.clear()
         room = self.num_blocks, 4, self.slots, 200, self.max_candidates, self.max_step_tokens
-        self.bus.publish(message.reply, encode(Claimed(self.instance, True, *room)))
+        self.bus.publish(message.reply, encode(Claimed(self.instance, True, *room, kept_term=self.kept_term)))
 
     def on_plan(self, message: Message) -> None:
         assert message.reply
@@ -107,6 +113,7 @@ class Executor:
         if self.lose_plans:
             self.lose_plans -= 1
             return
+        self.kept_term = plan.term
         self.plans.append(plan)
         self.aside[plan.number] = plan
         expected = self.model.plans[-1].number + 1 if self.model.plans else self.model.plan + 1
@@ -337,6 +344,27 @@ async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_l
         for i in range(3):
             tokens = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
             assert tokens == generate([i, i], 20, [])
+
+
+async def test_the_computed_part_of_a_prompt_survives_where_an_executor_was_only_thought_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor_client, "SILENCE", 0.2)
+    async with scene(executor={"free_running": False}) as s:
+        prompt = list(range(40))
+        await s.work("r", prompt, max_tokens=5)
+        await until(lambda: s.executor.plans)
+        s.executor.run()  # both steps of the lease
+        await until(lambda: s.executor.plans[-1].lease_until > 2)
+        old = s.executor.term
+        s.executor.silent = True
+        await until(lambda: s.executor.plans[-1].term > old)
+        s.executor.silent, s.executor.free_running = False, True
+        added = next(plan.added[0] for plan in s.executor.plans if plan.term > old)
+        assert added.computed == 2 * 16
+        s.executor.run()
+        await until(lambda: not s.load("requests") and not s.load("running"))
+        assert s.detokenizer.tokens[s.detokenizer.attached[-1].first_sequence] == generate(prompt, 5, [])
 
 
 async def test_an_executor_whose_process_has_ended_is_lost_before_it_is_silent(

@@ -11,6 +11,7 @@ from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_consumer, "SILENCE", 0.05)
-    monkeypatch.setattr(work_consumer, "FIND_EVERY", 0.02)
+    monkeypatch.setattr(work_consumer, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(work_consumer, "PULL_EXPIRES", 0.05)
     monkeypatch.setattr(work_consumer, "RETRY_AFTER", 0.01)
 
@@ -40,10 +41,13 @@ class Scene:
         self.room = 8
         self.taken: list[tuple[str, bytes]] = []
         self.items: list[Item] = []
-        self.consumer = WorkConsumer(self.bus.store, self.peers, "m", "me", self.count, self.take)
+        self.consumer = WorkConsumer(self.bus.store, self.peers, "m", "me", self.count, self.held, self.take)
 
     def count(self, queue: str) -> int:
         return self.capacities.get(queue, self.room)
+
+    def held(self, queue: str) -> int:
+        return 0  # so that the store is asked who has them
 
     def take(self, queue: str, item: Item) -> None:
         self.taken.append((queue, item.data))
@@ -139,3 +143,39 @@ async def test_a_queue_that_cannot_be_reached_is_tried_again(monkeypatch: pytest
         await s.bus.store.put_work(OWN, b"x")
         await s.bus.store.put_work(OTHER, b"y")
         await until(lambda: sorted(s.taken) == [(OWN, b"x"), (OTHER, b"y")])
+
+
+async def test_a_queue_that_stands_still_delivers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its position may be ahead of its items, since the disk has lost some, or somebody has paused it."""
+    async with scene() as s:
+        mended, pull = asyncio.Event(), MemoryStore.pull_work
+
+        async def pull_nothing(store: MemoryStore, queue: str, count: int, *, expires: float) -> list[Item]:
+            if mended.is_set():
+                return await pull(store, queue, count, expires=expires)
+            await asyncio.sleep(expires)
+            return []
+
+        async def deliver_anew(_: MemoryStore, queue: str) -> None:
+            assert queue == ANYONE
+            mended.set()
+
+        monkeypatch.setattr(MemoryStore, "pull_work", pull_nothing)
+        monkeypatch.setattr(MemoryStore, "deliver_anew", deliver_anew)
+        await s.bus.store.put_work(ANYONE, b"stuck")
+        await until(lambda: s.taken == [(ANYONE, b"stuck")])
+        await until(lambda: not s.consumer.problem)
+
+
+async def test_items_that_others_have_do_not_make_a_queue_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew: list[str] = []
+
+    async def deliver_anew(_: MemoryStore, queue: str) -> None:
+        anew.append(queue)
+
+    monkeypatch.setattr(MemoryStore, "deliver_anew", deliver_anew)
+    async with scene() as s:
+        await s.bus.store.put_work(ANYONE, b"taken")
+        await until(lambda: s.taken)
+        await asyncio.sleep(0.5)  # many looks
+        assert anew == []

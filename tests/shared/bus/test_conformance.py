@@ -554,6 +554,24 @@ class TestStore:
                 pass  # a cluster removes an item after it has confirmed its end
         assert await one.store.missing_work([numbers[4], numbers[4] + 1000]) == {numbers[4] + 1000}
 
+    async def test_a_queue_says_what_nobody_has_and_delivers_it_anew(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        queue = f"{unique('m')}.normal.any"
+        for number in range(3):
+            await one.store.put_work(queue, b"%d" % number)
+        taken = await two.store.pull_work(queue, 2, expires=5)
+        assert await one.store.undelivered(queue) == 1
+        await two.store.end_work(taken[0].ack)
+        async with asyncio.timeout(PATIENCE):
+            while await one.store.undelivered(queue) != 1:
+                pass  # a cluster removes an item after it has confirmed its end
+        await one.store.deliver_anew(queue)
+        again: list[Item] = []
+        while len(again) < 2:
+            again += await two.store.pull_work(queue, 3, expires=1)
+        assert [item.data for item in again] == [b"1", b"2"]
+        assert await one.store.undelivered(queue) == 0
+
     async def test_a_pull_waits_for_the_first_item_only(self, world: World) -> None:
         putter, puller = await world.connect(), await world.connect()
         model = unique("m")

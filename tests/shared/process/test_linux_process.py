@@ -1,11 +1,15 @@
-"""A process goes on where Linux refuses its settings."""
+"""What Linux says about a process, and what it may refuse."""
 
+import asyncio
 import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
-from pagewire.shared.process.linux_process import use_batch_scheduling
+from pagewire.shared.process.linux_process import seconds_without_core, use_batch_scheduling
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
 
@@ -21,3 +25,23 @@ def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     use_batch_scheduling()
     assert policies == [os.SCHED_BATCH]
+
+
+@pytest.mark.anyio
+async def test_a_process_waits_for_a_core_while_others_have_it_and_not_while_it_is_stopped() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", spin) for _ in range(2)]
+    starved = processes[0].pid
+    try:
+        await until(lambda: seconds_without_core(starved) > 0.2)
+        os.kill(starved, signal.SIGSTOP)
+        await until(lambda: Path(f"/proc/{starved}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        waited = seconds_without_core(starved)
+        await asyncio.sleep(0.3)
+        assert seconds_without_core(starved) == waited
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+    assert seconds_without_core(starved) == 0, "it has ended"

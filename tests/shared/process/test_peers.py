@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -45,6 +46,23 @@ async def test_a_silent_instance_is_gone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peers, "SILENCE", 0.0)
     assert observer.find("a") is None
     assert observer.alive("scheduler") == []
+
+
+async def test_a_repeated_heartbeat_keeps_an_instance_alive_and_changes_nothing() -> None:
+    bus = MemoryBus(MemoryBroker())
+    changes: list[int] = []
+    observer = Peers(bus)
+    await observer.listen(on_change=lambda: changes.append(0))
+    beat(bus, "scheduler", "a", term=2)
+    older = Heartbeat("scheduler", "a", True, 1, 0, 0, {}, repeated=True)
+    await until(lambda: observer.find("a"))
+    repeated_at = time.monotonic()
+    bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", encode(older))
+    await until(lambda: len(changes) == 2)
+    last, heard_at = observer.last("a")
+    assert last is not None
+    assert (last.term, last.repeated) == (2, False)
+    assert heard_at >= repeated_at
 
 
 async def test_an_instance_whose_process_has_ended_is_gone_at_once() -> None:

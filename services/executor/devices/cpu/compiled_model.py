@@ -55,6 +55,8 @@ class CompiledLM(CausalLM):
         self.model = model
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
         """All layers as one call; None unless all of them are kernels of this project."""
+        self._layers_done = 0
+        """Layers whose attention was computed, over all steps; those of `decoder` are not counted."""
         self._logits = torch.empty(0)
         self.head: Linear = model.lm_head or _linear(model.embedding, None, kernels)
         # Looked up once: finding a submodule by its name takes as long as calling it.
@@ -69,8 +71,18 @@ class CompiledLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         if self.decoder is not None and isinstance(attend, CompiledAttention):
             return self.decoder(token_ids, positions, attend.batches, attend.pools)
-        out: Tensor = self.model(token_ids, positions, attend)
+
+        def count(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            self._layers_done += 1
+            return attend(layer, q, k, v, sinks)
+
+        out: Tensor = self.model(token_ids, positions, count)
         return out
+
+    @property
+    @override
+    def progress(self) -> float:
+        return self._layers_done if self.decoder is None else sum(self.decoder.seconds)
 
     @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -23,6 +24,9 @@ executor's own event loop runs first."""
 ALONE_NICENESS = -19
 """Niceness added while a single thread computes and the services have the other cores: no service interrupts the
 thread. Ignored where only root may lower the niceness."""
+EVENT_LOOP_NICENESS = ALONE_NICENESS - 1
+"""Niceness added to the main thread, the event loop, while a single other thread computes: where the two share a core,
+or a part of one, heartbeats and plans would otherwise wait for seconds."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -107,6 +111,13 @@ class Cores:
     def _begin(self, threads: int) -> None:
         self._threads = threads
         alone = threads == 1 < self._most
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICE + (ALONE_NICENESS if alone else SHARED_NICENESS))
+        _set_niceness(0, ALONE_NICENESS if alone else SHARED_NICENESS)
+        if threading.get_native_id() != os.getpid():
+            _set_niceness(os.getpid(), EVENT_LOOP_NICENESS if alone else 0)
         self._compute_on(threads)
+
+
+def _set_niceness(thread: int, more: int) -> None:
+    """Sets the niceness of a thread, 0 for this one, to that of the start and `more`, where that is allowed."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, thread, NICE + more)

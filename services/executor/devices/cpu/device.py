@@ -99,6 +99,11 @@ class CpuDevice(Device):
     def busy(self) -> float:
         return self._busy
 
+    @property
+    @override
+    def progress(self) -> float:
+        return self._model.progress
+
     @override
     def add(
         self,

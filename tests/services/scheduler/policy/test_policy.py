@@ -586,3 +586,24 @@ def test_plans_name_each_growing_slot_once() -> None:
             assert len(slots) == len(set(slots))
         engine.executor.run()
         engine.read()
+
+
+def test_the_computed_part_of_a_prompt_survives_a_new_term_of_its_executor() -> None:
+    engine = make_engine(num_blocks=64, block_size=4, budget=16)
+    prompt = engine.add(list(range(100)))
+    engine.plan()
+    for _ in range(3):
+        engine.executor.run()
+        engine.read()
+        engine.plan()
+    assert prompt.num_computed_tokens == 48
+    engine.executor.run()  # its output is never read
+    kv = engine.executor.kv
+    engine.policy = Policy(2, LIMITS, engine.policy)
+    engine.executor = ModelExecutor(LIMITS.num_blocks, LIMITS.block_size, LIMITS.windows, kv=kv)
+    engine.sequences.clear()
+    again = engine.add(list(range(100)))
+    engine.plan()
+    assert again.num_computed_tokens == 48
+    engine.drain()
+    engine.assert_exact()

@@ -82,10 +82,12 @@ class Scheduling(RuleBasedStateMachine):
         self.now = 0.0
         self.begin_term(1)
 
-    def begin_term(self, term: int) -> None:
-        self.policy = Policy(term, self.limits)
-        self.executor = LaggingExecutor(
-            self.limits.num_blocks, self.limits.block_size, self.limits.windows, depth=self.depth, most=self.most
+    def begin_term(self, term: int, *, same: bool = False) -> None:
+        """`same`: the executor of the last term goes on, with its blocks."""
+        self.policy: Policy = Policy(term, self.limits, self.policy if same else None)
+        kv = self.executor.kv if same else {}
+        self.executor: LaggingExecutor = LaggingExecutor(
+            self.limits.num_blocks, self.limits.block_size, self.limits.windows, kv=kv, depth=self.depth, most=self.most
         )
         self.read = 0
 
@@ -306,12 +308,12 @@ class Scheduling(RuleBasedStateMachine):
     def let_time_pass(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(rarely=st.integers(0, 15))
-    def lose_executor(self, rarely: int) -> None:
+    @rule(rarely=st.integers(0, 15), same=st.booleans())
+    def lose_executor(self, rarely: int, same: bool) -> None:
         if not rarely:
             unfinished = [(completion, completion.sequence.tokens) for completion in self.live.values()]
             self.live.clear()
-            self.begin_term(self.policy.term + 1)
+            self.begin_term(self.policy.term + 1, same=same)
             for completion, tokens in unfinished:
                 if completion.sequence.sampling.beam_width:
                     if not completion.rank:

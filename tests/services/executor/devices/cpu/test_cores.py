@@ -182,25 +182,27 @@ def test_a_sandbox_whose_counters_stand_still(machine: Machine) -> None:
 
 @dataclass
 class Niceness:
-    """Niceness of a computing thread: with another, alone, and with another again."""
+    """Niceness of a thread: while its process computes on several threads, on one, and on several again."""
 
     together: int
     alone: int
     again: int
 
 
-def compute(stat: Path, monkeypatch: pytest.MonkeyPatch) -> Niceness:
+def compute(stat: Path, monkeypatch: pytest.MonkeyPatch, thread: int = 0) -> Niceness:
+    """Returns the niceness of a `thread` while another one computes; 0: of the one that computes."""
+
     def run() -> Niceness:
         machine = Machine(stat, monkeypatch)
         machine.begin()
-        together = os.getpriority(os.PRIO_PROCESS, 0)
+        together = os.getpriority(os.PRIO_PROCESS, thread)
         machine.passes(INTERVAL, computing=0.8, idle=0.1)
-        alone = os.getpriority(os.PRIO_PROCESS, 0)
+        alone = os.getpriority(os.PRIO_PROCESS, thread)
         machine.passes(INTERVAL, computing=0.8, idle=1.0)
-        return Niceness(together, alone, os.getpriority(os.PRIO_PROCESS, 0))
+        return Niceness(together, alone, os.getpriority(os.PRIO_PROCESS, thread))
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
+    with ThreadPoolExecutor(1) as computing:
+        return computing.submit(run).result()
 
 
 def may_have(nice: int) -> bool:
@@ -226,6 +228,13 @@ def test_a_single_thread_goes_first_where_that_is_allowed(
     alone = here + nice + ALONE_NICENESS
     expected = Niceness(polite, max(-20, alone) if may_have(alone) else polite, polite)
     assert compute(tmp_path / "stat", monkeypatch) == expected
+
+
+def test_no_computing_thread_goes_before_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = compute(tmp_path / "stat", monkeypatch, os.getpid())
+    computing = compute(tmp_path / "stat", monkeypatch)
+    assert loop.alone <= computing.alone
+    assert loop.together <= computing.together
 
 
 def test_where_nobody_may_change_it_everything_else_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

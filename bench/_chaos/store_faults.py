@@ -1,0 +1,57 @@
+"""What an operator with all rights may do to the store: fill it, and delete, purge, edit or pause what is in it."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from pagewire.bench._chaos.schedule import DELETE, EDIT, FULL, PAUSE, PURGE
+from pagewire.shared.bus import Bus
+from pagewire.shared.bus.streams import WORK_STREAM
+
+OTHER = "OTHER"
+"""The stream of somebody else that fills the store."""
+PIECE = 1 << 20
+"""Bytes of each message that fills the store, until not even a small one fits."""
+FAR = "2100-01-01T00:00:00Z"
+"""Time until which consumers are paused: nobody but the stack continues them."""
+TIMEOUT = 30.0
+"""Seconds within which JetStream must answer."""
+
+
+async def disturb_store(bus: Bus, action: str, seconds: float) -> None:
+    """Lets a fault of the store happen, and returns when it is over; only a full store is over after `seconds`."""
+    match action:
+        case _ if action == FULL:
+            await _fill(bus, seconds)
+        case _ if action == DELETE:
+            await _call(bus, f"STREAM.DELETE.{WORK_STREAM}")
+        case _ if action == PURGE:
+            await _call(bus, f"STREAM.PURGE.{WORK_STREAM}")
+        case _ if action == EDIT:
+            config = (await _call(bus, f"STREAM.INFO.{WORK_STREAM}"))["config"]
+            await _call(bus, f"STREAM.UPDATE.{WORK_STREAM}", {**config, "max_msgs": 1})
+        case _ if action == PAUSE:
+            names = await _call(bus, f"CONSUMER.NAMES.{WORK_STREAM}")
+            for name in names["consumers"] or ():
+                await _call(bus, f"CONSUMER.PAUSE.{WORK_STREAM}.{name}", {"pause_until": FAR})
+        case _:
+            raise ValueError(f"the store has no fault {action}")
+
+
+async def _fill(bus: Bus, seconds: float) -> None:
+    """Fills the store with a stream of somebody else, and removes that after some time."""
+    await _call(bus, f"STREAM.CREATE.{OTHER}", {"name": OTHER, "subjects": ["other"], "storage": "file"})
+    size = PIECE
+    while size > 64:
+        reply = await bus.request("other", bytes(size), timeout=TIMEOUT)
+        if b'"error"' in reply.data:
+            size //= 4
+    await asyncio.sleep(seconds)
+    await _call(bus, f"STREAM.DELETE.{OTHER}")
+
+
+async def _call(bus: Bus, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    reply = await bus.request(f"$JS.API.{call}", msgspec.json.encode(body or {}), timeout=TIMEOUT)
+    answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    return answer

@@ -1,0 +1,42 @@
+"""Has the store restored when somebody has deleted or changed what it keeps on the broker."""
+
+import asyncio
+
+import structlog
+
+from pagewire.shared.bus import Store
+from pagewire.shared.errors import BusError, StorageRefused
+
+INTERVAL = 2.5
+"""Seconds between two looks."""
+
+_log = structlog.get_logger()
+
+
+class StoreKeeper:
+    """Looks after the store.
+
+    Attributes:
+        problem: why the store cannot be restored; empty: it is as it must be, as far as is known.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.problem = ""
+        self._store = store
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                mended = await self._store.mend()
+            except StorageRefused as error:
+                if error.reason != self.problem:
+                    _log.error("store_not_mended", reason=error.reason, retry_in=INTERVAL)
+                self.problem = error.reason
+            except BusError:
+                pass  # without an answer of the broker, nothing is known
+            else:
+                self.problem = ""
+                for wrong in mended:
+                    _log.error("store_mended", reason=wrong)

@@ -1,0 +1,167 @@
+"""Measures how soon clients know that an operator, or the disk, has changed the store under their queued requests.
+
+A stack with few slots has many streams open, most of them queued. Then somebody with all rights deletes or purges the
+work stream, limits it to one item or pauses its consumers, or the broker is killed and half of the newest block of its
+disk is cut off. Each stream must end with the text of an undisturbed run, or with 503; the time until a client is told
+503 counts from the change.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._chaos.schedule import DELETE, EDIT, PAUSE, PURGE
+from pagewire.bench._chaos.store_faults import disturb_store
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.embedded.broker import Broker
+from pagewire.embedded.stack import Stack
+from pagewire.shared.bus import nats
+from pagewire.shared.bus.streams import WORK_STREAM
+from pagewire.shared.errors import Unavailable
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
+
+DAMAGE = "damage"
+"""The broker is killed, and half of the newest block of its disk is lost."""
+CHANGES = (DELETE, PURGE, EDIT, PAUSE, DAMAGE)
+SLOTS = 4
+TOKENS = 600
+"""Tokens of an answer: with few slots, the last of the streams waits for longer than any timer of the store."""
+DEADLINE = 120.0
+"""Seconds that a request has."""
+REST = 1.0
+"""Seconds between two rounds."""
+
+
+@dataclass
+class Outcome:
+    """What became of the streams of all rounds with one change."""
+
+    change: str
+    rounds: int = 0
+    exact: int = 0
+    delays: list[float] = field(default_factory=list)
+    """Seconds from the change until a client was told 503."""
+    failures: list[str] = field(default_factory=list)
+    """What went wrong with all other streams."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a table; the exit code is 1 if a stream was lost, wrong or hung."""
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments store_changes", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="times that each change is made")
+    parser.add_argument("--streams", type=int, default=40, help="streams that are open at a time")
+    parser.add_argument("--changes", nargs="+", choices=CHANGES, default=CHANGES)
+    parser.add_argument("--device", default="sim:h100")
+    parser.add_argument("--model", default="", help="default: the default model")
+    add_output(parser)
+    options = parser.parse_args(arguments)
+    logs.configure(Settings(log_level="error"), service="bench")
+    settings = Settings(
+        model=options.model, device=options.device, port=0, nats_port=0, max_num_seqs=SLOTS, seed=1, log_level="error"
+    )
+    outcomes = asyncio.run(measure(settings, options.changes, options.rounds, options.streams))
+    raw = [asdict(outcome) for outcome in outcomes]
+    print("\n".join(table(raw)))
+    for outcome in outcomes:
+        print("\n".join(f"{outcome.change}: {text}" for text in outcome.failures))
+    write(options.output, parser.prog, arguments, runs=raw)
+    return int(any(outcome.failures for outcome in outcomes))
+
+
+def table(outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line per change, in Markdown."""
+    lines = []
+    for raw in outcomes:
+        delays = raw["delays"] or [0.0]
+        counts = f"{raw['rounds']} | {raw['exact']} | {len(raw['delays'])} | {len(raw['failures'])}"
+        lines.append(f"{raw['change']} | {counts} | {statistics.median(delays):.1f} | {max(delays):.1f}")
+    return markdown("change | rounds | exact | told 503 | lost, wrong or hung | told after s, median | longest", lines)
+
+
+async def measure(settings: Settings, changes: Sequence[str], rounds: int, streams: int) -> list[Outcome]:
+    """Makes each change so often, under so many streams."""
+    async with Stack(settings) as stack:
+        address = await stack.ready()
+        user, password = stack.operator
+        operator = await nats.connect(address.nats, name="operator", user=user, password=password)
+        async with AsyncClient(address.nats) as client:
+            expected = await asyncio.gather(*(_text(client, number, asyncio.Event()) for number in range(streams)))
+            outcomes = []
+            for change in changes:
+                outcome = Outcome(change)
+                make = partial(_change, change, stack.brokers[0], operator)
+                for _ in range(rounds):
+                    await _round(client, expected, outcome, make)
+                    await asyncio.sleep(REST)
+                    await stack.ready()
+                outcomes.append(outcome)
+        await operator.close()
+    return outcomes
+
+
+async def _round(
+    client: AsyncClient, expected: Sequence[str], outcome: Outcome, change: Callable[[], Awaitable[None]]
+) -> None:
+    began = asyncio.Event()
+    streams = [asyncio.create_task(_text(client, number, began)) for number in range(len(expected))]
+    await began.wait()
+    changed_at = time.monotonic()
+    end_times: dict[int, float] = {}
+
+    def note(number: int, _: asyncio.Task[str]) -> None:
+        end_times[number] = time.monotonic() - changed_at
+
+    for number, stream in enumerate(streams):
+        stream.add_done_callback(partial(note, number))
+    await change()
+    await asyncio.wait(streams)
+    outcome.rounds += 1
+    for number, stream in enumerate(streams):
+        error = stream.exception()
+        if isinstance(error, Unavailable):
+            outcome.delays.append(end_times[number])
+        elif error is not None:
+            outcome.failures.append(f"{type(error).__name__}: {error}")
+        elif stream.result() != expected[number]:
+            outcome.failures.append(f"another text: {stream.result()[-40:]!r}")
+        else:
+            outcome.exact += 1
+
+
+async def _text(client: AsyncClient, number: int, began: asyncio.Event) -> str:
+    """Returns the text of a stream; sets `began` with its first token.
+
+    Raises:
+        PagewireError: it ended with an error.
+    """
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=number)
+    text = ""
+    async for delta in client.stream(f"Stream {number}:", sampling, timeout=DEADLINE):
+        began.set()
+        text += delta.text
+    return text
+
+
+async def _change(change: str, broker: Broker, operator: nats.NatsBus) -> None:
+    if change != DAMAGE:
+        await disturb_store(operator, change, 0.0)
+        return
+    _damage(broker)
+    await operator.wait_connected()
+
+
+def _damage(broker: Broker) -> None:
+    """Kills the broker and cuts off half of its newest block, before the stack has started it again."""
+    blocks = broker.folder.rglob(f"{WORK_STREAM}/msgs/*.blk")
+    newest = max(blocks, key=lambda file: int(file.stem))
+    os.kill(broker.pid, signal.SIGKILL)
+    os.truncate(newest, newest.stat().st_size // 2)
