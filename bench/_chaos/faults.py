@@ -14,7 +14,8 @@ import msgspec
 
 from pagewire.bench._chaos.proxy import HOST, Proxy
 from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
-from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, SUPERVISOR, Address, Stack, program_names, replicas_of
+from pagewire.embedded.programs import GATEWAY, PIPELINE, program_names, replicas_of
+from pagewire.embedded.stack import BROKER, SUPERVISOR, Address, Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError

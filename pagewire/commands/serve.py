@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
@@ -16,24 +17,24 @@ _log = structlog.get_logger()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all settings."""
-    text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
+    text = "folder, .gguf file, hub id or short name (see `pagewire models`), of one model or of several that are "
+    text += "served together; without it, smollm2-135m-instruct"
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=text)
     flags.add_settings(parser)
-    parser.set_defaults(positional=("model",))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line on standard output once requests can be served."""
-    settings = flags.read_settings(arguments)
-    return session.run(_serve(settings), settings)
+    settings, *others = flags.read_models(arguments)
+    return session.run(_serve(settings, others), settings)
 
 
-async def _serve(settings: Settings) -> int:
-    async with Stack(settings) as stack:
+async def _serve(settings: Settings, others: Sequence[Settings]) -> int:
+    async with Stack(settings, others=others) as stack:
         if settings.device == device_choice.AUTO:
             _log.info("device_chosen", **device_choice.choose()._asdict())
         address = await stack.ready()
-        print(f"ready {address.http} {address.nats}", flush=True)
+        print(" ".join(["ready", address.http, address.nats, *(stack.models if others else ())]), flush=True)
         running = asyncio.create_task(stack.wait())
         signalled = asyncio.create_task(session.first_signal().wait())
         try:

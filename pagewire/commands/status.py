@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pagewire.commands import session
 from pagewire.commands.stack_at_port import at_port
-from pagewire.embedded.stack import PIPELINE, replicas_of
+from pagewire.embedded.programs import PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError, ConfigurationError
