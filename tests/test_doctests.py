@@ -9,6 +9,7 @@ MODULES = [
     "pagewire.bench._common.event_stream",
     "pagewire.client.sequencer",
     "pagewire.commands.chat.markdown",
+    "pagewire.commands.status",
     "pagewire.embedded.programs",
     "pagewire.kernels.cpu.targets",
     "pagewire.kernels.triton.layers.split_inputs",

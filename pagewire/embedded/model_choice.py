@@ -23,12 +23,21 @@ async def choose_models(models: Sequence[Settings]) -> list[Settings]:
         ConfigurationError: as in `choose_model`, or two models have the same name in requests.
     """
     chosen = [await choose_model(settings) for settings in models]
-    names = Counter(subjects.model_token(name) for settings in chosen for name in model_folder.served_names(settings))
+    check_names(chosen)
+    return chosen
+
+
+def check_names(models: Sequence[Settings]) -> None:
+    """Checks that no two models have the same name in requests.
+
+    Raises:
+        ConfigurationError: two have.
+    """
+    names = Counter(subjects.model_token(name) for settings in models for name in model_folder.served_names(settings))
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigurationError(
             f"two models are called {', '.join(twice)}: give each a --served-model-name of its own"
         )
-    return chosen
 
 
 async def choose_model(settings: Settings) -> Settings:

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -14,9 +15,10 @@ import structlog
 from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster, check_servers
+from pagewire.embedded.control import control_socket
 from pagewire.embedded.drainer import FRONT, STATS_TIMEOUT, wait_until_idle
 from pagewire.embedded.memory_shares import share_memory
-from pagewire.embedded.model_choice import choose_models
+from pagewire.embedded.model_choice import check_names, choose_model, choose_models
 from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_replicas, programs_of
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
@@ -24,14 +26,16 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.jetstream import NO_JETSTREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, Unavailable
-from pagewire.shared.models.model_folder import served_name
+from pagewire.shared.messages.heartbeat import MEMORY, RESERVED
+from pagewire.shared.models.model_folder import served_name, served_token
 from pagewire.shared.process import device_choice
-from pagewire.shared.process.linux_process import BROKER_FOLDER, INSTANCE, LISTENER
+from pagewire.shared.process.linux_process import AWAITED_MODELS, BROKER_FOLDER, END_NOW, INSTANCE, LISTENER
 from pagewire.shared.process.listener import bracketed, listen
+from pagewire.shared.process.polling import poll
 from pagewire.shared.security import credentials
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
-from pagewire.shared.settings.config import Settings, store_replicas
+from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings, store_replicas
 from pagewire.shared.settings.environment import PREFIX
 
 BROKER = "broker"
@@ -83,6 +87,8 @@ class Stack:
         check_servers(settings)
         self._models = models
         self._services = services
+        self._pipeline = [service for service in services if service != GATEWAY]
+        """The services that each model has."""
         self._programs: dict[str, ServiceProgram] = {}
         self._nats_urls = nats_urls or {}
         self._cluster: Cluster | None = None
@@ -90,9 +96,15 @@ class Stack:
         self._bus: Bus | None = None
         self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._listener: socket.socket | None = None
         """The socket on which the gateways listen, one after the other."""
         self._running: asyncio.Task[None] | None = None
+        self._served = False
+        """Whether all models have been ready."""
+        self._additions = asyncio.Lock()
+        self._adding: dict[str, asyncio.Future[None]] = {}
+        """The model that is being added, by its name: the future fails when one of its services refuses a setting."""
 
     async def __aenter__(self) -> Self:
         # Before anything is started: a wrong name or too little memory shows at once, and a model is fetched once.
@@ -115,7 +127,7 @@ class Stack:
             self._programs = self._all_programs()
             policy = RestartPolicy(drain=self.settings.drain_timeout + END_TIMEOUT)
             programs = list(map(self._program, self._programs.values()))
-            self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end)
+            self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end, self._on_refused)
             self._watchdog = Watchdog(self._bus, supervisor.instances, supervisor.kill, supervisor.replace)
             await self._watchdog.listen()
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
@@ -138,9 +150,8 @@ class Stack:
 
     def _all_programs(self) -> dict[str, ServiceProgram]:
         """Returns the programs by the names of their processes."""
-        own = [service for service in self._services if service != GATEWAY]
         several = len(self._models) > 1
-        programs = [program for model in self._models for program in programs_of(model, own, several=several)]
+        programs = [each for model in self._models for each in programs_of(model, self._pipeline, several=several)]
         programs += programs_of(self.settings, [GATEWAY] if GATEWAY in self._services else [])
         return {program.name: program for program in programs}
 
@@ -183,22 +194,103 @@ class Stack:
             Unavailable: a service was not ready within `START_TIMEOUT` seconds.
         """
         assert self._running is not None
-        assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs, since))
-        try:
-            done, _ = await asyncio.wait(
-                {waiting, self._running}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            waiting.cancel()
-        if waiting not in done:
-            if self._running in done:
-                self._running.result()
-            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
-        load = waiting.result().get(GATEWAY, {})
+        loads = await self._until_ready(self._programs, self._running, since)
+        self._served = True
+        load = loads.get(GATEWAY, {})
         scheme = "https" if self.settings.ssl_certfile else "http"
         http = f"{scheme}://{bracketed(self.settings.host)}:{int(load['port'])}" if load else ""
         return Address(self.settings.nats_url, http)
+
+    async def _until_ready(
+        self, programs: Iterable[str], failure: asyncio.Future[None], since: float = 0.0
+    ) -> dict[str, dict[str, float]]:
+        """Waits until programs are ready; returns the load that each reports. Raises the exception of `failure`."""
+        assert self._watchdog is not None
+        waiting = asyncio.create_task(self._watchdog.all_ready(list(programs), since))
+        try:
+            await asyncio.wait({waiting, failure}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            if failure.done():
+                failure.result()
+            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
+        finally:
+            waiting.cancel()
+
+    async def add(self, settings: Settings) -> str:
+        """Serves one more model, with the settings of this stack where all models share them.
+
+        Returns its name in requests once it is ready. If it is refused, or the call is cancelled, it is not served.
+
+        Raises:
+            ConfigurationError: the model or a setting cannot be used, or the model needs more memory than is free.
+            Unavailable: a service was not ready within `START_TIMEOUT` seconds.
+        """
+        assert self._supervisor is not None
+        async with self._additions:
+            model = await self._choose(settings)
+            name = served_name(model)
+            failure = self._adding[name] = asyncio.get_running_loop().create_future()
+            programs = {program.name: program for program in programs_of(model, self._pipeline, several=True)}
+            self._models.append(model)
+            self._programs |= programs
+            try:
+                for program in programs.values():
+                    self._supervisor.start(self._program(program))
+                await self._until_ready(programs, failure)
+            except BaseException:
+                await asyncio.shield(self._remove(name))
+                raise
+            finally:
+                del self._adding[name]
+        _log.info("model_added", model=name)
+        return name
+
+    async def _choose(self, settings: Settings) -> Settings:
+        """Returns the settings of a model that is added, with its path and the memory that it may take."""
+        assert self._watchdog is not None
+        common = {FIELDS[name].name: getattr(self.settings, FIELDS[name].name) for name in STACK_WIDE}
+        model = device_choice.resolve(msgspec.structs.replace(settings, **common))
+        _refuse_unsupported(model)
+        check_replicas(model)
+        model = await choose_model(model)
+        check_names([*self._models, model])
+        loads = [self._watchdog.load(name) for name in self._programs]
+        promised = sum(max(0.0, load.get(RESERVED, 0.0) - load.get(MEMORY, 0.0)) for load in loads)
+        (model,) = await share_memory([model], int(promised), always=True)
+        return model
+
+    def _on_refused(self, name: str, reason: str) -> None:
+        """Ends the model, a service of which refuses its settings.
+
+        Raises:
+            ConfigurationError: the stack has no other model, or has never been ready.
+        """
+        model = self._programs[name].model
+        if (failure := self._adding.get(model)) is not None:
+            if not failure.done():
+                failure.set_exception(ConfigurationError(reason))
+        elif model and self._served and len(self._models) > 1:
+            _log.error("model_refused", model=model, reason=reason)
+            assert self._tasks is not None
+            self._tasks.create_task(self._remove(model))
+        else:
+            raise ConfigurationError(reason)
+
+    async def _remove(self, model: str) -> None:
+        """Ends the services of a model at once."""
+        supervisor = self._supervisor
+        assert supervisor is not None
+        self._models = [each for each in self._models if served_name(each) != model]
+        names = [program.name for program in self._programs.values() if program.model == model]
+        for name in names:
+            supervisor.stop(name, END_NOW)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT):
+                await poll(lambda: not any(map(supervisor.pid, names)))
+        for name in names:
+            supervisor.kill(name)
+            del self._programs[name]
 
     async def wait(self) -> None:
         """Waits until cancelled.
@@ -223,8 +315,10 @@ class Stack:
         await wait_until_idle(self._bus, programs, self._supervisor.instances, self.settings.drain_timeout)
 
     async def _run(self, supervisor: Supervisor, watchdog: Watchdog) -> None:
+        port = self._listener.getsockname()[1] if self._listener is not None else None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with control_socket(port, self.add), asyncio.TaskGroup() as self._tasks:
+                group = self._tasks
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
                 for broker in self.brokers:
@@ -255,8 +349,9 @@ class Stack:
     def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
         assert self._bus is not None
+        service = self._programs[program].service
         try:
-            self._bus.publish(f"{subjects.HEARTBEAT}.{self._programs[program].service}.{instance}", b"")
+            self._bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", b"")
         except BusError as error:
             _log.warning("end_not_announced", process=program, reason=str(error))
 
@@ -271,6 +366,7 @@ class Stack:
         inherited |= program.gpu(inherited)
         if program.service == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
+            inherited[AWAITED_MODELS] = "" if self._served else ",".join(map(served_token, self._models))
         if self._cluster is not None:
             inherited[BROKER_FOLDER] = str(self._cluster.brokers[0].folder)
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}

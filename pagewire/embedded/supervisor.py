@@ -153,12 +153,12 @@ class Supervisor:
         if run is not None and run.instance == instance and name not in self._stopped:
             run.draining.set()
 
-    def stop(self, name: str) -> None:
-        """Has a program drain, and does not start it again."""
+    def stop(self, name: str, number: signal.Signals = STOP) -> None:
+        """Has a program drain, or with `END_NOW` end at once, and does not start it again."""
         self._stopped.add(name)
         run = self._latest.get(name)
         if run is not None and run.process is not None:
-            _signal(run.process, STOP)
+            _signal(run.process, number)
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0

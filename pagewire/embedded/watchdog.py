@@ -72,6 +72,11 @@ class Watchdog:
                 return ready
             await self._heartbeat_arrived.wait()
 
+    def load(self, name: str) -> dict[str, float]:
+        """Returns the load that a program has reported last; empty without a heartbeat."""
+        beat, _ = self._last(name)
+        return beat.load if beat is not None else {}
+
     async def run(self) -> None:
         """Checks the programs until cancelled."""
         while True:

@@ -1,6 +1,7 @@
 """Sends the heartbeats of one service instance."""
 
 import asyncio
+import os
 import time
 
 import msgspec
@@ -10,8 +11,9 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import MEMORY, Heartbeat
 from pagewire.shared.process.context import Service
+from pagewire.shared.process.linux_process import resident_bytes
 
 INTERVAL = 0.5
 """Seconds between two heartbeats."""
@@ -43,7 +45,9 @@ class Heartbeater:
 
     def beat_of(self, service: Service) -> Heartbeat:
         """Returns the current heartbeat of the service. A service that drains is not ready."""
-        beat = msgspec.structs.replace(service.heartbeat(), model=self._model)
+        beat = service.heartbeat()
+        load = {**beat.load, MEMORY: float(resident_bytes(os.getpid()))}
+        beat = msgspec.structs.replace(beat, model=self._model, load=load)
         return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
 
     def announce(self) -> None:

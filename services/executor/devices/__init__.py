@@ -125,6 +125,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         max_candidates=MAX_CANDIDATES,
         max_step_tokens=MAX_STEP_TOKENS,
         windows=windows,
+        pool_bytes=blocks * block_bytes,
     )
     log_pool(capacity, block_bytes)
     return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, cached), shared_cores, mode)

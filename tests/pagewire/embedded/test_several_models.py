@@ -1,7 +1,10 @@
 """One stack with several models, as its users start it."""
 
 import os
+import re
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import openai
@@ -11,7 +14,7 @@ from pagewire import Client, SamplingParams
 from pagewire.shared.errors import ModelNotFound
 from tests.pagewire.serving import Served, run, serving
 from tests.support.checkpoints import checkpoint
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +61,72 @@ async def test_a_killed_model_comes_back_and_the_other_one_goes_on(stack: Served
         assert text(client, "stories")
         assert text(client, "qwen3") == before, "the request waited for the executor"
         await until(lambda: stack.find("executor", "qwen3") not in (None, killed))
+
+
+def port(stack: Served) -> str:
+    return stack.http.rpartition(":")[2]
+
+
+def health(stack: Served, query: str = "") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{stack.http}/health{query}", timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_a_model_is_added_to_a_running_stack(stack: Served) -> None:
+    name = "added"
+    done = run("serve", "--add", str(checkpoint("llama")), "--served-model-name", name, "--port", port(stack), *SMALL)
+    assert (done.returncode, done.stdout) == (0, f"ready {name}\n"), done.stderr
+    with Client(stack.nats) as client:
+        assert name in {info.name for info in client.models()}
+        added = text(client, name)
+        assert added != text(client, "stories")
+    assert health(stack, f"?model={name}") == (200, "ready")
+    lines = run("status", "--nats-url", stack.nats).stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:4]] == [[model, "ready", "1"] for model in (name, "qwen3", "stories")]
+    assert "detokenizer=1 executor=1 scheduler=1 tokenizer=1" in lines[1]
+    again = run("serve", "--add", str(checkpoint("llama")), "--served-model-name", name, "--port", port(stack), *SMALL)
+    assert again.returncode == 2
+    assert f"two models are called {name}" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("/nowhere",), "there is no folder /nowhere"),
+        (("bundled", "--max-model-len", "100000"), "exceeds the model's context"),
+        (("bundled", "--kv-cache-memory", "4000GiB"), "and .* GB are free"),
+        (("bundled", "--api-key", "k"), "--api-key is a setting of the whole stack"),
+        (("bundled", "--port", "1"), "no `pagewire serve` of this user has the HTTP port 1"),
+    ],
+)
+def test_a_model_that_cannot_be_added_harms_nothing(stack: Served, flags: tuple[str, ...], reason: str) -> None:
+    own_port = () if "--port" in flags else ("--port", port(stack))
+    done = run("serve", "--add", *flags, "--device", "cpu", *own_port)
+    assert done.returncode in (1, 2)
+    assert re.search(reason, done.stderr), done.stderr
+    with Client(stack.nats) as client:
+        assert "bundled" not in {info.name for info in client.models()}
+        assert text(client, "stories")
+
+
+async def test_a_model_that_has_gone_is_refused_at_once_and_the_others_are_served(stack: Served) -> None:
+    with Client(stack.nats) as client:
+        tokenizer = stack.service("tokenizer", "qwen3")
+        os.kill(tokenizer, signal.SIGSTOP)
+        try:
+            await until(lambda: health(stack, "?model=qwen3")[0] == 503)
+            assert health(stack)[0] == 200
+            assert "qwen3: no tokenizer is running" in health(stack)[1]
+            assert text(client, "stories")
+        finally:
+            os.kill(tokenizer, signal.SIGKILL)
+        await until(lambda: health(stack, "?model=qwen3")[0] == 200)
+        assert health(stack, "?model=nobody")[0] == 404
+        assert text(client, "qwen3")
 
 
 def test_models_that_do_not_fit_are_refused_with_numbers_before_anything_starts() -> None:
