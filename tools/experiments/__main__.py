@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "replicas",
     "report",
     "rounding",
+    "several_models",
     "sim",
     "structured",
     "vllm_cpu",
