@@ -5,7 +5,6 @@ tokenizer is read before and after them. Then connections send headers and bodie
 while they are open, an honest request is timed.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,6 +20,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
 
 MODEL = "bundled"
@@ -93,7 +93,7 @@ class Siege:
 
 def main(arguments: list[str]) -> int:
     """Prints two tables and writes `--output`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench attack", description=__doc__)
+    parser = Parser(prog="pagewire bench attack", description=__doc__)
     parser.add_argument("--requests", type=int, default=1000, help="large requests of each kind")
     parser.add_argument("--slow", type=int, default=500, help="connections that send a byte at a time, of each kind")
     parser.add_argument("--idle", type=int, default=2000, help="connections that send nothing")

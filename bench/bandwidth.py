@@ -4,7 +4,6 @@ The weights have the shapes of Llama 3.2 1B and random values; attention and all
 and the read, PyTorch's maximum over as many bytes, take turns on the same threads, so that noise reaches both.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.devices.cpu.weight_packing import VOCABULARY_BITS
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
+from pagewire.shared.settings.flags import Parser
 
 LAYER = ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))
 """Outputs and inputs of a layer's products: q, k and v; o; gate and up; down."""
@@ -56,7 +56,7 @@ class Run:
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench bandwidth", description=__doc__)
+    parser = Parser(prog="pagewire bench bandwidth", description=__doc__)
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), choices=SCHEMES, help="kinds of weights")
     parser.add_argument("--turns", type=int, default=7, help="how often each is measured")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model")

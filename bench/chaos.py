@@ -9,7 +9,6 @@ A pause is the longest time that any client waited for the next step of its stre
 step. With a simulated device the tokens are not a model's.
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -31,6 +30,7 @@ from pagewire.bench._chaos.schedule import DEFAULT, KINDS, SKEW, schedule, selec
 from pagewire.bench._chaos.trial import answers
 from pagewire.bench._common.output import json_file, write
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
 
 TOKENS = {"cpu": 48, "sim": 600}
@@ -70,7 +70,7 @@ class Run:
 
 def main(arguments: list[str]) -> int:
     """Prints a table per device and all failures, and writes `--json`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench chaos", description=__doc__)
+    parser = Parser(prog="pagewire bench chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the requests and the faults")
     parser.add_argument("--minutes", type=float, default=2.0, help="time under faults, per device")
     parser.add_argument("--device", nargs="+", default=["cpu", "sim:h100"], help="devices, one after the other")

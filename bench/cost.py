@@ -5,7 +5,6 @@ Per unit, the columns give CPU microseconds, iterations of the yardstick (cost),
 and the ratio of the two. Above a ratio of 1.4 the exit code is 1, and `make test` fails.
 """
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from pagewire.bench._costs.rig import Open
 from pagewire.bench._costs.scheduler import scheduler
 from pagewire.bench._costs.tokenizer import tokenizer, tokenizer_request
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
 
 TOLERANCE = 1.4
@@ -52,7 +52,7 @@ COSTS: Mapping[str, Cost] = {
 
 def main(arguments: list[str]) -> int:
     """Prints a line per service; returns 1 if one of them costs too much."""
-    parser = argparse.ArgumentParser(prog="pagewire bench cost", description=__doc__)
+    parser = Parser(prog="pagewire bench cost", description=__doc__)
     parser.add_argument("--services", nargs="+", default=list(COSTS), choices=COSTS, metavar="NAME", help="names")
     options = parser.parse_args(arguments)
     print(f"{'service':>24} {'unit':>12} {'CPU us':>8} {'cost':>8} {'recorded':>8} {'ratio':>6}")

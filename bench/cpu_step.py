@@ -41,6 +41,7 @@ from pagewire.services.executor.models.transformers_backend.model import Transfo
 from pagewire.services.executor.models.weights import random_weights
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.shared.sampling_parameters import record
+from pagewire.shared.settings.flags import Parser
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16
@@ -164,7 +165,7 @@ class Timed(Backend):
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench cpu_step", description=__doc__)
+    parser = Parser(prog="pagewire bench cpu_step", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["nano", "s135"], choices=SHAPES, help="shapes")
     parser.add_argument("--families", nargs="+", default=["llama"], choices=NATIVE, metavar="TYPE", help="model_type")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")

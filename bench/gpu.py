@@ -23,6 +23,7 @@ from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, 
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared.errors import ConfigurationError, PagewireError
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
 
 MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
         ConfigurationError: there is no GPU, it does not convert fp8 and the cache is to be kept so, or what is to
             attend is not installed.
     """
-    parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
+    parser = Parser(prog="pagewire bench gpu", description=__doc__)
     parser.add_argument(
         "parts",
         nargs="*",

@@ -7,7 +7,6 @@ With `--waiting`, so many more streams over HTTP are open and wait: their priori
 the end all of them are answered. Failed requests and the memory of the gateway are reported.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -23,11 +22,13 @@ import uvloop
 
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench._common.stack import counters, cpu_seconds, resident_bytes
-from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
+from pagewire.embedded.programs import GATEWAY, PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.progress import shown
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
 
 PROCESSES = ("client", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "nats-server")
@@ -70,7 +71,7 @@ class Figures:
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench pipeline", description=__doc__)
+    parser = Parser(prog="pagewire bench pipeline", description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=10.0, help="time that is counted, per run")
     parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])

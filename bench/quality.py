@@ -6,7 +6,6 @@ smaller changes. With `--reference transformers`, transformers answers the same 
 float32, and the tokens and perplexities are compared.
 """
 
-import argparse
 import itertools
 import json
 import re
@@ -26,6 +25,7 @@ from pagewire.shared.messages.client import Choice
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import DEFAULT
 from pagewire.shared.progress import shown
+from pagewire.shared.settings.flags import Parser
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
 MAX_TOKENS = 64
@@ -81,7 +81,7 @@ class Run:
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
-    parser = argparse.ArgumentParser(prog="pagewire bench quality", description=__doc__)
+    parser = Parser(prog="pagewire bench quality", description=__doc__)
     parser.add_argument("--model", default=DEFAULT.name, help="folder, .gguf file, hub id or short name")
     parser.add_argument(
         "--weights",

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from pagewire.bench._common.event_stream import post
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.flags import Parser
 
 WORDS = "the of and to in is it that was for on are with as be at one have this from by hot word but what some".split()  # noqa: SIM905
 """Prompts are drawn from these: most tokenizers have a token for each."""
@@ -72,7 +73,7 @@ class Record:
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`; exit code 1 if a request has failed."""
-    parser = argparse.ArgumentParser(prog="pagewire bench serve", description=__doc__)
+    parser = Parser(prog="pagewire bench serve", description=__doc__)
     parser.add_argument("--url", "--base-url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--backend", choices=sorted(PATHS), default="openai", help="the route")
     parser.add_argument("--model", default="", help="the served name; by default the first that the server lists")

@@ -4,13 +4,13 @@ The config.json is that of a published model; the tokenizer is the bundled model
 no text.
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.settings.flags import Parser
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, vocab: int, context: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def write_folder(name: str, folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Writes a model folder."""
-    parser = argparse.ArgumentParser(prog="pagewire bench shapes", description=__doc__)
+    parser = Parser(prog="pagewire bench shapes", description=__doc__)
     parser.add_argument("name", choices=SHAPES, metavar="NAME", help=", ".join(SHAPES))
     parser.add_argument("folder", type=Path, help="is made if it does not exist")
     options = parser.parse_args(arguments)

@@ -8,7 +8,8 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.llm import REQUEST_TIMEOUT, OnePrompt, request_of, settings_of
 from pagewire.outputs import RequestOutput
 from pagewire.shared.errors import BusUnavailable

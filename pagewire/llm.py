@@ -9,7 +9,8 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, output_of
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.services.executor.devices.defaults import offline

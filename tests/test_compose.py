@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from pagewire.embedded.broker import find_server
-from pagewire.embedded.stack import REPLICATED
+from pagewire.embedded.programs import REPLICATED
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import FIELDS, Settings

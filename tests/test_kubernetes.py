@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pagewire.embedded.stack import GATEWAY, PIPELINE
+from pagewire.embedded.programs import GATEWAY, PIPELINE
 from pagewire.shared.process.runtime import CLOSE_WITHIN
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import FIELDS, Settings

@@ -7,7 +7,7 @@ import yaml
 from pagewire.services.gateway.openapi import GET_PATHS, ROUTES, fields, kind_of
 from pagewire.services.gateway.requests import api_elements, sampling_fields, unknown_fields
 from pagewire.services.gateway.requests.api_elements import Treatment
-from pagewire.shared.settings.config import FIELDS, Settings
+from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings
 from pagewire.shared.settings.environment import variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
@@ -30,6 +30,7 @@ def settings() -> str:
         "",
         "Each setting is a flag (`--max-num-seqs 8`), an environment variable (`PAGEWIRE_MAX_NUM_SEQS=8`) and a key",
         "of the TOML or YAML file that `--config` names. Flags come before variables, and these before the file.",
+        "[Several models](operations.md#several-models) of a stack share the settings that are marked with *.",
         "",
         "| setting | default | meaning |",
         "| --- | --- | --- |",
@@ -39,7 +40,8 @@ def settings() -> str:
         default = (
             ("off", "on")[field.default] if switch else f"`{field.default}`" if field.default not in (None, "") else ""
         )
-        lines.append(f"| `{name}` | {default} | {_cell(texts[field.name])} |")
+        shared = " *" if name in STACK_WIDE else ""
+        lines.append(f"| `{name}`{shared} | {default} | {_cell(texts[field.name])} |")
     lines += ["", f"The variable of `max-num-seqs` is `{variable('max-num-seqs')}`, and so on for the others."]
     return "\n".join(lines) + "\n"
 

@@ -51,7 +51,9 @@ KINDS = (
         "Nothing is lost: the next look finds what the last one has missed, later by the length of the pause.",
         {
             "pagewire/client/stream.py": ("ROOM_INTERVAL", "CHECK_INTERVAL", "RESEND_INTERVAL"),
-            "pagewire/embedded/stack.py": ("DRAIN_INTERVAL", "ROOM_CHECK_INTERVAL", "BROKER_RETRY_DELAY"),
+            "pagewire/embedded/broker_care.py": ("ROOM_CHECK_INTERVAL", "RETRY_DELAY"),
+            "pagewire/embedded/drainer.py": ("INTERVAL",),
+            "pagewire/embedded/idle_models.py": ("INTERVAL",),
             "pagewire/embedded/watchdog.py": ("CHECK_INTERVAL",),
             "services/detokenizer/adopter.py": ("LOOK_INTERVAL", "CHECK_INTERVAL"),
             "services/detokenizer/frames/frame_sender.py": ("RETRY_INTERVAL",),
@@ -185,7 +187,10 @@ KINDS = (
         "what it has not finished, others take over.",
         {
             "pagewire/embedded/broker.py": ("START_TIMEOUT", "STOP_TIMEOUT"),
-            "pagewire/embedded/stack.py": ("STATS_TIMEOUT", "END_TIMEOUT", "START_TIMEOUT"),
+            "pagewire/embedded/cluster.py": ("ANSWER_TIMEOUT",),
+            "pagewire/embedded/drainer.py": ("STATS_TIMEOUT",),
+            "pagewire/embedded/memory_shares.py": ("QUERY_TIMEOUT",),
+            "pagewire/embedded/stack.py": ("END_TIMEOUT", "START_TIMEOUT"),
             "services/detokenizer/service.py": ("CLOSE_TIMEOUT",),
             "services/gateway/http/http_protocol.py": ("LAST_IDLE_TIME",),
             "services/gateway/http/server.py": ("CLOSE_TIMEOUT",),

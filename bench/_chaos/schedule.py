@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pagewire.bench._chaos.false_clock import LIBRARIES
-from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
+from pagewire.embedded.programs import GATEWAY, PIPELINE
+from pagewire.embedded.stack import BROKER
 
 SERVICES = (*PIPELINE, GATEWAY)
 KILL, STOP, TERMINATE, CUT, FULL = "kill", "stop", "term", "cut", "full"

@@ -23,7 +23,8 @@ from pagewire.bench._common.stack import counters, difference
 from pagewire.bench._gpu.machine import release
 from pagewire.bench._gpu.plan import load_bytes, working_seconds
 from pagewire.bench.shapes import write_folder
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.services.executor.devices.sim.roofline import shape_of
 from pagewire.shared.settings.config import Settings
 

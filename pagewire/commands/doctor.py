@@ -14,7 +14,7 @@ from pagewire.commands import session
 from pagewire.commands.stack_at_port import at_port
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
-from pagewire.embedded.stack import check_replicas
+from pagewire.embedded.programs import check_replicas
 from pagewire.kernels.cpu import build
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 from pagewire.shared.models import model_folder

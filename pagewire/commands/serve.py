@@ -2,38 +2,49 @@
 
 import argparse
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import structlog
 
 from pagewire.commands import session
+from pagewire.embedded.control import add_model
 from pagewire.embedded.stack import Stack
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
-from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.config import STACK_WIDE, Settings
 
 _log = structlog.get_logger()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model and all settings."""
-    text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
+    text = "folder, .gguf file, hub id or short name (see `pagewire models`), of one model or of several that are "
+    text += "served together; without it, smollm2-135m-instruct"
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=text)
+    text = "have the stack that runs with this --port serve the models, too, until that stack ends"
+    parser.add_argument("--add", action="store_true", help=text)
     flags.add_settings(parser)
-    parser.set_defaults(positional=("model",))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line on standard output once requests can be served."""
-    settings = flags.read_settings(arguments)
-    return session.run(_serve(settings), settings)
+    settings, *others = models = flags.read_models(arguments)
+    if arguments.add:
+        _check_flags(arguments)
+        return session.run(_add(models), session.quiet(settings))
+    return session.run(_serve(settings, others), settings)
 
 
-async def _serve(settings: Settings) -> int:
-    async with Stack(settings) as stack:
+async def _serve(settings: Settings, others: Sequence[Settings]) -> int:
+    async with Stack(settings, others=others) as stack:
         if settings.device == device_choice.AUTO:
             _log.info("device_chosen", **device_choice.choose()._asdict())
         address = await stack.ready()
-        print(f"ready {address.http} {address.nats}", flush=True)
+        print(" ".join(["ready", address.http, address.nats, *(stack.models if others else ())]), flush=True)
         running = asyncio.create_task(stack.wait())
         signalled = asyncio.create_task(session.first_signal().wait())
         try:
@@ -46,3 +57,32 @@ async def _serve(settings: Settings) -> int:
             running.cancel()
             signalled.cancel()
     return 0
+
+
+async def _add(models: Sequence[Settings]) -> int:
+    """Prints one line for each model once requests for it can be served."""
+    for settings in models:
+        name = await add_model(settings.port, _with_whole_paths(settings))
+        print(f"ready {name}", flush=True)
+    return 0
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Checks that only the settings of models are given as flags, beside the port by which the stack is found.
+
+    Raises:
+        ConfigurationError: another one is given.
+    """
+    for name in sorted(STACK_WIDE & flags.given_flags(arguments).keys() - {"port", "host", "log-level", "log-format"}):
+        raise ConfigurationError(f"--{name} is a setting of the whole stack, which runs already: leave it out")
+
+
+def _with_whole_paths(settings: Settings) -> Settings:
+    """Returns the settings with paths that do not depend on this process's folder."""
+    changes = {}
+    for field in ("model", "tokenizer", "chat_template"):
+        text = getattr(settings, field)
+        with suppress(OSError):  # a template may be too long for a name
+            if text and Path(text).expanduser().exists():
+                changes[field] = str(Path(text).expanduser().absolute())
+    return msgspec.structs.replace(settings, **changes)

@@ -11,7 +11,8 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.commands.stack_at_port import at_port
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import BusUnavailable, Unavailable
 from pagewire.shared.models import model_folder
 from pagewire.shared.security import credentials

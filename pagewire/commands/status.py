@@ -4,18 +4,19 @@ import argparse
 import asyncio
 import socket
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rich.live import Live
 from rich.text import Text
 
 from pagewire.commands import session
 from pagewire.commands.stack_at_port import at_port
-from pagewire.embedded.stack import PIPELINE, replicas_of
+from pagewire.embedded.programs import PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError, ConfigurationError
-from pagewire.shared.messages.heartbeat import STORE_REFUSES
+from pagewire.shared.messages.heartbeat import MEMORY, STORE_REFUSES, UNLOADED
 from pagewire.shared.process.discovery import Stats, ask
 from pagewire.shared.security import credentials
 from pagewire.shared.security.permissions import ROLES
@@ -90,18 +91,79 @@ async def _watch(bus: Bus, service: str | None, settings: Settings, every: float
 def report(instances: list[Stats], service: str | None, settings: Settings) -> tuple[list[str], bool]:
     """Returns the lines of a table and of problems, and whether a service is missing."""
     lines = table(instances)
+    models = by_model(instances) if service is None else {"": instances}
+    missing = {model: _missing(replies, service, settings) for model, replies in models.items()}
+    if service is None and instances:
+        lines = [*columns(summary(model, models[model], bool(missing[model])) for model in models), "", *lines]
+    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in instances):
+        lines.append("the store takes no work: look at the disk and the limits of the NATS server")
+    for model, names in missing.items():
+        if names:
+            of_model = f"{model}: " if len(models) > 1 else ""
+            lines.append(f"not ready: {of_model}{', '.join(names)}")
+    return lines, any(missing.values())
+
+
+def by_model(instances: list[Stats]) -> dict[str, list[Stats]]:
+    """Returns the instances that serve each model; without any, those of the model with the empty name."""
+    models = {stats.metadata.get("model", "") for stats in instances if stats.name != "pagewire-gateway"}
+    return {
+        model: [stats for stats in instances if stats.metadata.get("model", "") == model] for model in sorted(models)
+    } or {"": instances}
+
+
+def _missing(instances: list[Stats], service: str | None, settings: Settings) -> list[str]:
+    """Returns the services of which a model has fewer ready instances than it needs."""
     expected = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
+    if _is_unloaded(instances) and service is None:
+        expected |= {"executor": 0, "scheduler": 0}
     ready = Counter(stats.name for stats in instances if stats.metadata.get("ready") == "true")
-    missing = [
+    return [
         name if count == 1 else f"{name} ({ready[f'pagewire-{name}']} of {count})"
         for name, count in expected.items()
         if ready[f"pagewire-{name}"] < count
     ]
-    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in instances):
-        lines.append("the store takes no work: look at the disk and the limits of the NATS server")
-    if missing:
-        lines.append(f"not ready: {', '.join(missing)}")
-    return lines, bool(missing)
+
+
+class Summary(NamedTuple):
+    """The line of a model; its fields are the columns."""
+
+    model: str
+    state: str
+    replicas: str
+    """Executors that are ready."""
+    services: str
+    """Processes of each service."""
+    memory: str
+    """Bytes that all processes hold."""
+    running: str
+    waiting: str
+
+
+def summary(model: str, instances: list[Stats], lacks: bool) -> Summary:
+    """Returns the line of a model, from its instances and whether it lacks a service."""
+    counts = Counter(stats.name.removeprefix("pagewire-") for stats in instances)
+    services = " ".join(f"{name}={counts[name]}" for name in sorted(counts))
+    ready = sum(stats.name == "pagewire-executor" and stats.metadata.get("ready") == "true" for stats in instances)
+    running = _sum(instances, "scheduler", "requests") - _sum(instances, "scheduler", "queued")
+    waiting = max((_figure(stats, "queued") for stats in instances if stats.name == "pagewire-tokenizer"), default=0.0)
+    memory = sum(_figure(stats, MEMORY) for stats in instances)
+    state = "not ready" if lacks else "unloaded" if _is_unloaded(instances) else "ready"
+    return Summary(model, state, str(ready), services, f"{memory / 1e9:.2f}GB", f"{running:.0f}", f"{waiting:.0f}")
+
+
+def _is_unloaded(instances: list[Stats]) -> bool:
+    """Returns whether a model is unloaded until the next request."""
+    return any(_figure(stats, UNLOADED) for stats in instances)
+
+
+def _sum(instances: list[Stats], service: str, name: str) -> float:
+    return sum(_figure(stats, name) for stats in instances if stats.name == f"pagewire-{service}")
+
+
+def _figure(stats: Stats, name: str) -> float:
+    """Returns a figure of an instance's load."""
+    return float(stats.metadata.get(f"load.{name}", 0.0))
 
 
 async def _connect(settings: Settings, service: str | None) -> Bus:
@@ -124,7 +186,7 @@ async def _connect(settings: Settings, service: str | None) -> Bus:
 
 
 def table(instances: list[Stats]) -> list[str]:
-    """Returns the lines of a table for the terminal, whose columns are as wide as their widest cell."""
+    """Returns the lines of the table of instances."""
     rows = [("service", "instance", "state", "model", "load")]
     for stats in instances:
         details: dict[str, Any] = stats.metadata
@@ -132,5 +194,19 @@ def table(instances: list[Stats]) -> list[str]:
         load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))
         name = stats.name.removeprefix("pagewire-")
         rows.append((name, stats.id, state, str(details.get("model", "")), load))
+    return aligned(rows)
+
+
+def columns(summaries: Iterable[Summary]) -> list[str]:
+    """Returns the lines of the table of models."""
+    return aligned([Summary._fields, *summaries])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a line for each row, with columns as wide as their widest cell.
+
+    >>> aligned([("a", "b"), ("long", "c")])
+    ['a     b', 'long  c']
+    """
     longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(length) for cell, length in zip(row, longest, strict=True)).rstrip() for row in rows]

@@ -1,16 +1,43 @@
-"""Chooses the model of a stack, once, in the process that starts the services."""
+"""Chooses the models of a stack, once, in the process that starts the services."""
 
 import asyncio
 import sys
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import BUNDLED
 from pagewire.shared.settings.config import Settings
+
+
+async def choose_models(models: Sequence[Settings]) -> list[Settings]:
+    """Returns the settings of each model, as `choose_model` does.
+
+    Raises:
+        ConfigurationError: as in `choose_model`, or two models have the same name in requests.
+    """
+    chosen = [await choose_model(settings) for settings in models]
+    check_names(chosen)
+    return chosen
+
+
+def check_names(models: Sequence[Settings]) -> None:
+    """Checks that no two models have the same name in requests.
+
+    Raises:
+        ConfigurationError: two have.
+    """
+    names = Counter(subjects.model_token(name) for settings in models for name in model_folder.served_names(settings))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigurationError(
+            f"two models are called {', '.join(twice)}: give each a --served-model-name of its own"
+        )
 
 
 async def choose_model(settings: Settings) -> Settings:

@@ -3,63 +3,47 @@
 import asyncio
 import os
 import socket
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import structlog
 
+from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.cluster import Cluster, check_servers
-from pagewire.embedded.model_choice import choose_model
+from pagewire.embedded.cluster import Cluster, check_servers, require_jetstream
+from pagewire.embedded.control import control_socket
+from pagewire.embedded.drainer import FRONT, wait_until_idle
+from pagewire.embedded.idle_models import IdleModel
+from pagewire.embedded.memory_shares import share_memory
+from pagewire.embedded.model_choice import check_names, choose_model, choose_models
+from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_replicas, check_supported, programs_of
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.bus.jetstream import NO_JETSTREAM
-from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
-from pagewire.shared.process import device_choice, discovery
-from pagewire.shared.process.linux_process import BROKER_FOLDER, INSTANCE, LISTENER
+from pagewire.shared.errors import BusError, ConfigurationError, Unavailable
+from pagewire.shared.messages.heartbeat import MEMORY, RESERVED
+from pagewire.shared.models.model_folder import served_name, served_token
+from pagewire.shared.process import device_choice
+from pagewire.shared.process.linux_process import AWAITED_MODELS, BROKER_FOLDER, END_NOW, INSTANCE, LISTENER
 from pagewire.shared.process.listener import bracketed, listen
+from pagewire.shared.process.polling import poll
 from pagewire.shared.security import credentials
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
-from pagewire.shared.settings.config import Settings, store_replicas
+from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings, seconds, store_replicas
 from pagewire.shared.settings.environment import PREFIX
 
-PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
-"""The services that every request passes; the slowest to start comes first."""
-REPLICATED = ("executor", "scheduler")
-"""The services with one process per replica."""
-GATEWAY = "gateway"
 BROKER = "broker"
-FRONT = (GATEWAY, "tokenizer")
-"""The services that take requests from outside."""
-DRAIN_ORDER = (
-    {"tokenizer": "in_flight"},
-    {"detokenizer": "streams", "scheduler": "requests"},
-    {GATEWAY: "running"},
-)
-"""Figures of load that must be zero before the stack ends, by service, in the order in which the stack waits."""
-DRAIN_INTERVAL = 0.05
-"""Seconds between two requests for a figure of load."""
-STATS_TIMEOUT = 1.0
-"""Seconds within which a service must answer with its load."""
 END_TIMEOUT = 15.0
 """Seconds after the drain within which a process that has a successor must end."""
 SUPERVISOR = "supervisor"
 START_TIMEOUT = 300.0
 """Seconds within which all services must be ready; loading a large model takes long."""
-ROOM_CHECK_INTERVAL = 0.5
-"""Seconds between two checks whether a full disk has room again."""
-BROKER_RETRY_DELAY = 0.2
-"""Seconds between two attempts to restart the broker."""
-
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-
 _log = structlog.get_logger()
 
 
@@ -81,59 +65,71 @@ class Stack:
         settings: Settings,
         services: Sequence[str] = (*PIPELINE, GATEWAY),
         nats_urls: Mapping[str, str] | None = None,
+        *,
+        others: Sequence[Settings] = (),
     ) -> None:
-        """`nats_urls`: URL by which a process reaches the broker, by process, where it is not the broker's own.
+        """Starts nothing yet.
 
-        Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine.
+        Args:
+            settings: the settings of the stack and of its model.
+            services: the services that run.
+            nats_urls: URL by which a process reaches the broker, by process, where it is not the broker's own.
+            others: the settings of further models.
+
+        Raises:
+            ConfigurationError: a setting is not supported, by Pagewire or by this machine.
         """
-        _refuse_unsupported(settings)
-        settings = device_choice.resolve(settings)
-        check_replicas(settings)
+        models = []
+        for each in (settings, *others):
+            check_supported(each)
+            models.append(device_choice.resolve(each))
+            check_replicas(models[-1])
         check_servers(settings)
-        self._settings = settings
-        self._programs = {
-            name: service for service in services for name in program_names(service, replicas_of(service, settings))
-        }
+        self._models = models
+        self._services = services
+        self._pipeline = [service for service in services if service != GATEWAY]
+        """The services that each model has."""
+        self._programs: dict[str, ServiceProgram] = {}
         self._nats_urls = nats_urls or {}
         self._cluster: Cluster | None = None
         self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
         self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._listener: socket.socket | None = None
         """The socket on which the gateways listen, one after the other."""
         self._running: asyncio.Task[None] | None = None
+        self._served = False
+        """Whether all models have been ready."""
+        self._additions = asyncio.Lock()
+        self._idle: dict[str, tuple[IdleModel, asyncio.Task[None]]] = {}
+        """The models that are unloaded when they are idle, by name, and the tasks that do it."""
+        self._adding: dict[str, asyncio.Future[None]] = {}
+        """The model that is being added, by its name: the future fails when one of its services refuses a setting."""
 
     async def __aenter__(self) -> Self:
-        # Before anything is started: a wrong name shows at once, and a model is fetched once.
-        settings = await choose_model(self._settings)
+        # Before anything is started: a wrong name or too little memory shows at once, and a model is fetched once.
+        self._models = await share_memory(await choose_models(self._models))
         try:
-            if not settings.nats_url:
-                self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
-                self._cluster = Cluster(settings, self._api_keys)
-                await self._cluster.start()
-                settings = msgspec.structs.replace(
-                    settings,
-                    nats_url=self._cluster.url,
-                    nats_cluster=1,
-                    nats_replicas=store_replicas(settings),
-                )
-            self._settings = settings
+            if not self.settings.nats_url:
+                await self._start_brokers()
             user, password = self._credentials(SUPERVISOR)
             self._bus = await nats.connect(
-                settings.nats_url,
+                self.settings.nats_url,
                 name=SUPERVISOR,
                 user=user,
                 password=password,
                 inbox_prefix=subjects.service_inbox(SUPERVISOR),
-                tls=credentials.tls(settings),
+                tls=credentials.tls(self.settings),
             )
-            await _require_jetstream(self._bus)
-            if GATEWAY in self._programs:
-                self._listener = listen(settings.host, settings.port)
-            policy = RestartPolicy(drain=settings.drain_timeout + END_TIMEOUT)
-            programs = [self._program(name) for name in self._programs]
-            self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end)
+            await require_jetstream(self._bus)
+            if GATEWAY in self._services:
+                self._listener = listen(self.settings.host, self.settings.port)
+            self._programs = self._all_programs()
+            policy = RestartPolicy(drain=self.settings.drain_timeout + END_TIMEOUT)
+            programs = list(map(self._program, self._programs.values()))
+            self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end, self._on_refused)
             self._watchdog = Watchdog(
                 self._bus, supervisor.instances, supervisor.kill, supervisor.replace, supervisor.seconds_without_core
             )
@@ -147,10 +143,31 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
+    async def _start_brokers(self) -> None:
+        """Starts the servers, whose URL is that of all models from then on."""
+        settings = self.settings
+        self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
+        self._cluster = Cluster(settings, self._api_keys)
+        await self._cluster.start()
+        broker = {"nats_url": self._cluster.url, "nats_cluster": 1, "nats_replicas": store_replicas(settings)}
+        self._models = [msgspec.structs.replace(each, **broker) for each in self._models]
+
+    def _all_programs(self) -> dict[str, ServiceProgram]:
+        """Returns the programs by the names of their processes."""
+        several = len(self._models) > 1
+        programs = [each for model in self._models for each in programs_of(model, self._pipeline, several=several)]
+        programs += programs_of(self.settings, [GATEWAY] if GATEWAY in self._services else [])
+        return {program.name: program for program in programs}
+
     @property
     def settings(self) -> Settings:
-        """Settings of the services; once the stack is ready, with the path of the chosen model."""
-        return self._settings
+        """Settings of the stack and of its first model; once the stack has started, with the path of the model."""
+        return self._models[0]
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models in requests, one of each."""
+        return list(map(served_name, self._models))
 
     @property
     def brokers(self) -> Sequence[Broker]:
@@ -165,7 +182,7 @@ class Stack:
     @property
     def programs(self) -> Mapping[str, str]:
         """The services by the names of their processes."""
-        return self._programs
+        return {name: program.service for name, program in self._programs.items()}
 
     def pid(self, program: str) -> int | None:
         """Returns the process id of a service, or of the first `broker`; None while it does not run."""
@@ -181,22 +198,135 @@ class Stack:
             Unavailable: a service was not ready within `START_TIMEOUT` seconds.
         """
         assert self._running is not None
+        loads = await self._until_ready(self._programs, self._running, since)
+        self._served = True
+        load = loads.get(GATEWAY, {})
+        scheme = "https" if self.settings.ssl_certfile else "http"
+        http = f"{scheme}://{bracketed(self.settings.host)}:{int(load['port'])}" if load else ""
+        return Address(self.settings.nats_url, http)
+
+    async def _until_ready(
+        self, programs: Iterable[str], failure: asyncio.Future[None], since: float = 0.0
+    ) -> dict[str, dict[str, float]]:
+        """Waits until programs are ready; returns the load that each reports. Raises the exception of `failure`."""
         assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs, since))
+        waiting = asyncio.create_task(self._watchdog.all_ready(list(programs), since))
         try:
-            done, _ = await asyncio.wait(
-                {waiting, self._running}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-            )
+            either: set[asyncio.Future[Any]] = {waiting, failure}
+            await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            if failure.done():
+                failure.result()
+            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
         finally:
             waiting.cancel()
-        if waiting not in done:
-            if self._running in done:
-                self._running.result()
-            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
-        load = waiting.result().get(GATEWAY, {})
-        scheme = "https" if self._settings.ssl_certfile else "http"
-        http = f"{scheme}://{bracketed(self._settings.host)}:{int(load['port'])}" if load else ""
-        return Address(self._settings.nats_url, http)
+
+    async def add(self, settings: Settings) -> str:
+        """Serves one more model, with the settings of this stack where all models share them.
+
+        Returns its name in requests once it is ready. If it is refused, or the call is cancelled, it is not served.
+
+        Raises:
+            ConfigurationError: the model or a setting cannot be used, or the model needs more memory than is free.
+            Unavailable: a service was not ready within `START_TIMEOUT` seconds.
+        """
+        assert self._supervisor is not None
+        async with self._additions:
+            model = await self._choose(settings)
+            name = served_name(model)
+            failure = self._adding[name] = asyncio.get_running_loop().create_future()
+            programs = {program.name: program for program in programs_of(model, self._pipeline, several=True)}
+            self._models.append(model)
+            self._programs |= programs
+            try:
+                for program in programs.values():
+                    self._supervisor.start(self._program(program))
+                await self._until_ready(programs, failure)
+            except BaseException:
+                await asyncio.shield(self._forget(self._end(name)))
+                raise
+            finally:
+                del self._adding[name]
+            self._unload_when_idle(model)
+        _log.info("model_added", model=name)
+        return name
+
+    def _unload_when_idle(self, settings: Settings) -> None:
+        """Has the executors of a model end after `idle_unload` without a request, and start for the next one."""
+        supervisor, bus, tasks, limit = self._supervisor, self._bus, self._tasks, settings.idle_unload
+        if limit is None:
+            return
+        assert supervisor is not None
+        assert bus is not None
+        assert tasks is not None
+        name = served_name(settings)
+        executors = [each for each in self._programs.values() if each.service == "executor" and each.model == name]
+
+        def stop() -> None:
+            for each in executors:
+                supervisor.stop(each.name)
+
+        def start() -> None:
+            for each in executors:
+                supervisor.start(self._program(each))
+
+        idle = IdleModel(bus, served_token(settings), seconds(limit), stop, start)
+        self._idle[name] = idle, tasks.create_task(idle.run())
+
+    async def _choose(self, settings: Settings) -> Settings:
+        """Returns the settings of a model that is added, with its path and the memory that it may take."""
+        assert self._watchdog is not None
+        common = {FIELDS[name].name: getattr(self.settings, FIELDS[name].name) for name in STACK_WIDE}
+        model = await asyncio.to_thread(device_choice.resolve, msgspec.structs.replace(settings, **common))
+        check_supported(model)
+        check_replicas(model)
+        model = await choose_model(model)
+        check_names([*self._models, model])
+        loads = [self._watchdog.load(name) for name in self._programs]
+        promised = sum(idle.reserved for idle, _ in self._idle.values())
+        promised += sum(max(0.0, load.get(RESERVED, 0.0) - load.get(MEMORY, 0.0)) for load in loads)
+        (model,) = await share_memory([model], int(promised), always=True)
+        return model
+
+    def _on_refused(self, name: str, reason: str) -> None:
+        """Ends the model, a service of which refuses its settings.
+
+        Raises:
+            ConfigurationError: the stack has no other model, or has never been ready.
+        """
+        model = self._programs[name].model
+        if (failure := self._adding.get(model)) is not None:
+            if not failure.done():
+                failure.set_exception(ConfigurationError(reason))
+        elif model and self._served and len(self._models) > 1:
+            _log.error("model_refused", model=model, reason=reason)
+            assert self._tasks is not None
+            self._tasks.create_task(self._forget(self._end(model)))
+        else:
+            raise ConfigurationError(reason)
+
+    def _end(self, model: str) -> list[str]:
+        """Has the services of a model end at once; returns the names of their processes."""
+        assert self._supervisor is not None
+        self._models = [each for each in self._models if served_name(each) != model]
+        if model in self._idle:
+            self._idle.pop(model)[1].cancel()
+        names = [program.name for program in self._programs.values() if program.model == model]
+        for name in names:
+            self._supervisor.stop(name, END_NOW)
+        return names
+
+    async def _forget(self, names: Sequence[str]) -> None:
+        """Waits until processes have ended, and kills those that do not."""
+        supervisor = self._supervisor
+        assert supervisor is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT):
+                await poll(lambda: not any(map(supervisor.pid, names)))
+        for name in names:
+            supervisor.kill(name)
+            self._programs.pop(name, None)
 
     async def wait(self) -> None:
         """Waits until cancelled.
@@ -213,48 +343,25 @@ class Stack:
         A client that sends an accepted request again gets its frames all the same.
         """
         assert self._supervisor is not None
-        for name, service in self._programs.items():
-            if service in FRONT:
-                self._supervisor.stop(name)
-        try:
-            async with asyncio.timeout(self._settings.drain_timeout):
-                for services in DRAIN_ORDER:
-                    await self._until_idle(services)
-        except TimeoutError:
-            _log.warning("not_drained_in_time", seconds=self._settings.drain_timeout)
-
-    async def _until_idle(self, services: Mapping[str, str]) -> None:
-        """Waits until services hold nothing. `services` has each one's figure of load that counts what it holds."""
-        assert self._supervisor is not None
-        for name, service in self._programs.items():
-            if service not in services:
-                continue
-            while True:
-                if not await self._load(name, service, services[service]):
-                    break
-                await asyncio.sleep(DRAIN_INTERVAL)
-
-    async def _load(self, name: str, service: str, gauge: str) -> float:
-        """Returns a figure of a service's load; 1 while a restarted service does not answer."""
-        assert self._supervisor is not None
         assert self._bus is not None
-        subject = f"$SRV.STATS.pagewire-{service}.{self._supervisor.instances.get(name, '')}"
-        try:
-            stats = await self._bus.request(subject, b"", timeout=STATS_TIMEOUT)
-        except NoResponders:
-            return 0.0 if service in FRONT else 1.0
-        except BusError:
-            return 1.0
-        return discovery.load_of(stats.data, gauge, draining=service in FRONT)
+        programs = self._programs.values()
+        for program in programs:
+            if program.service in FRONT:
+                self._supervisor.stop(program.name)
+        await wait_until_idle(self._bus, programs, self._supervisor.instances, self.settings.drain_timeout)
 
     async def _run(self, supervisor: Supervisor, watchdog: Watchdog) -> None:
+        port = self._listener.getsockname()[1] if self._listener is not None else None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with control_socket(port, self.add), asyncio.TaskGroup() as self._tasks:
+                group = self._tasks
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
+                for model in self._models:
+                    self._unload_when_idle(model)
                 for broker in self.brokers:
-                    group.create_task(_keep_running(broker))
-                    group.create_task(_end_broken(broker))
+                    group.create_task(broker_care.keep_running(broker))
+                    group.create_task(broker_care.end_broken(broker))
                 if self._cluster is not None and self._api_keys is not None:
                     group.create_task(self._api_keys.watch(self._cluster.reload))
         except* ConfigurationError as errors:
@@ -272,33 +379,34 @@ class Stack:
         if self._cluster is not None:
             await self._cluster.stop()
 
-    def _program(self, name: str) -> Program:
-        service = self._programs[name]
-        environment = partial(self._environment, name)
-        if service == GATEWAY and self._listener is not None:
-            return Program(name, _command(service), environment, descriptors=(self._listener.fileno(),))
-        return Program(name, _command(service), environment)
+    def _program(self, program: ServiceProgram) -> Program:
+        inherited = self._listener is not None and program.service == GATEWAY
+        descriptors = (self._listener.fileno(),) if self._listener is not None and inherited else ()
+        return Program(program.name, program.command, partial(self._environment, program), descriptors)
 
     def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
         assert self._bus is not None
+        if (ended := self._programs.get(program)) is None:
+            return
         try:
-            self._bus.publish(f"{subjects.HEARTBEAT}.{self._programs[program]}.{instance}", b"")
+            self._bus.publish(f"{subjects.HEARTBEAT}.{ended.service}.{instance}", b"")
         except BusError as error:
             _log.warning("end_not_announced", process=program, reason=str(error))
 
-    def _environment(self, program: str) -> dict[str, str]:
-        """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
-        user, password = self._credentials(self._programs[program])
-        url = self._nats_urls.get(program, self._settings.nats_url)
+    def _environment(self, program: ServiceProgram) -> dict[str, str]:
+        """Returns the environment for a program's next start, with a new instance id and exactly its settings."""
+        user, password = self._credentials(program.service)
+        url = self._nats_urls.get(program.name, self.settings.nats_url)
         settings = msgspec.structs.replace(
-            self._settings, nats_url=url, nats_user=user, nats_password=password, nats_secrets=""
+            program.settings, nats_url=url, nats_user=user, nats_password=password, nats_secrets=""
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        if self._programs[program] == "executor" and self._settings.device == "cuda":
-            inherited |= _own_gpu(program, inherited)
-        if self._programs[program] == GATEWAY and self._listener is not None:
+        inherited |= program.gpu(inherited)
+        if program.service == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
+            own = self._models if "tokenizer" in self._pipeline and not self._served else []
+            inherited[AWAITED_MODELS] = ",".join(map(served_token, own))
         if self._cluster is not None:
             inherited[BROKER_FOLDER] = str(self._cluster.brokers[0].folder)
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
@@ -307,94 +415,4 @@ class Stack:
         """Returns the NATS user and the password of a service, or of the supervisor."""
         if self._cluster is not None:
             return service, self._cluster.passwords[service]
-        return credentials.of_service(self._settings, service)
-
-
-def replicas_of(service: str, settings: Settings) -> int:
-    """Returns the number of processes of a service."""
-    return settings.data_parallel_size if service in REPLICATED else 1
-
-
-def check_replicas(settings: Settings) -> str:
-    """Returns a sentence on how the replicas share this machine.
-
-    Raises:
-        ConfigurationError: there are fewer cores than replicas.
-    """
-    replicas, cores = settings.data_parallel_size, len(os.sched_getaffinity(0))
-    if settings.device != "cpu":
-        return f"{replicas}, each on its own device"
-    if replicas > cores:
-        raise ConfigurationError(f"--data-parallel-size {replicas} exceeds the {cores} cores: set at most {cores}")
-    return f"{replicas} on {cores} cores"
-
-
-def _command(service: str) -> tuple[str, ...]:
-    return sys.executable, "-P", "-m", f"pagewire.services.{service}"
-
-
-def program_names(service: str, count: int) -> list[str]:
-    """Returns the names of a service's processes: `scheduler`, or `scheduler-0`, `scheduler-1` if there are several."""
-    return [service] if count == 1 else [f"{service}-{replica}" for replica in range(count)]
-
-
-def _own_gpu(program: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable that shows an executor replica only its own GPU among those visible to this process."""
-    _, several, replica = program.partition("-")
-    if not several:
-        return {}
-    visible = [gpu for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu]
-    if visible and int(replica) >= len(visible):
-        raise ConfigurationError(
-            f"{VISIBLE_GPUS} has {len(visible)} GPUs, too few for {program}: lower --data-parallel-size"
-        )
-    return {VISIBLE_GPUS: visible[int(replica)] if visible else replica}
-
-
-def _refuse_unsupported(settings: Settings) -> None:
-    if not settings.nats_url:
-        for name in ("nats_secrets", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"):
-            if getattr(settings, name):
-                flag = name.replace("_", "-")
-                raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
-    if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
-        raise ConfigurationError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
-        )
-
-
-async def _require_jetstream(bus: Bus) -> None:
-    """Raises ConfigurationError if the broker has no JetStream. Services would wait for it."""
-    try:
-        await bus.request("$JS.API.INFO", b"", timeout=STATS_TIMEOUT)
-    except NoResponders:
-        raise ConfigurationError(NO_JETSTREAM) from None
-    except BusError as error:
-        _log.warning("jetstream_unknown", reason=str(error))
-
-
-async def _keep_running(broker: Broker) -> None:
-    """Restarts the broker whenever it dies, on the same port and with the same store."""
-    while True:
-        code = await broker.wait()
-        _log.warning("broker_ended", code=code)
-        try:
-            await broker.start()
-        except BusUnavailable as error:
-            _log.warning("broker_not_started", reason=str(error), retry_in=BROKER_RETRY_DELAY)
-            await asyncio.sleep(BROKER_RETRY_DELAY)
-
-
-async def _end_broken(broker: Broker) -> None:
-    """Ends the broker when its disk was full and has room again. JetStream would store nothing without a restart."""
-    while True:
-        await broker.wait_broken()
-        _log.error("broker_disk_full")
-        while True:
-            await asyncio.sleep(ROOM_CHECK_INTERVAL)
-            if await asyncio.to_thread(broker.has_room):
-                break
-        _log.warning("broker_disk_has_room")
-        broker.terminate()
-        await broker.wait()
-        await asyncio.sleep(BROKER_RETRY_DELAY)  # the restart clears the failure
+        return credentials.of_service(self.settings, service)

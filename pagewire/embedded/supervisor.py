@@ -80,6 +80,10 @@ class _Run:
         self.draining = asyncio.Event()
 
 
+def _raise(_: str, reason: str) -> None:
+    raise ConfigurationError(reason)
+
+
 class Supervisor:
     """Runs programs until it is cancelled.
 
@@ -92,12 +96,26 @@ class Supervisor:
         programs: Sequence[Program],
         policy: RestartPolicy | None = None,
         on_ended: Callable[[str, str], None] = lambda name, instance: None,
+        on_refused: Callable[[str, str], None] = _raise,
     ) -> None:
-        """`on_ended` is called with the name and the instance id of each process that has ended."""
+        """Starts nothing yet.
+
+        Args:
+            programs: the first programs; `start` adds others.
+            policy: the delays of restarts and kills.
+            on_ended: called with the name and the instance id of each process that has ended.
+            on_refused: called with the name of a program that exits with code 2, and its reason. The program is not
+                started again, and if a ConfigurationError is raised, all others end. By default one is raised.
+        """
         self.instances: dict[str, str] = {}
         self._on_ended = on_ended
+        self._on_refused = on_refused
         self._programs = programs
         self._policy = policy or RestartPolicy()
+        self._group: asyncio.TaskGroup | None = None
+        """The tasks that keep programs running; None before `run`."""
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        """The task of each program, by its name."""
         self._latest: dict[str, _Run] = {}
         self._stopped: set[str] = set()
         """Names of the programs that are not started again."""
@@ -106,14 +124,23 @@ class Supervisor:
         """Starts every program and restarts those that end. When cancelled, ends all of them before it returns.
 
         Raises:
-            ConfigurationError: a program exits with code 2 or cannot be started.
+            ConfigurationError: a program cannot be started, or `on_refused` has raised it.
         """
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as self._group:
                 for program in self._programs:
-                    group.create_task(self._keep_running(program, group), name=program.name)
+                    self.start(program)
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
+
+    def start(self, program: Program) -> None:
+        """Starts a program while `run` runs, also one that was stopped: if it still drains, when it has ended."""
+        assert self._group is not None, "the supervisor does not run"
+        self._stopped.discard(program.name)
+        keeping = self._keeping.get(program.name)
+        if keeping is None or keeping.done():
+            work = self._keep_running(program, self._group)
+            self._keeping[program.name] = self._group.create_task(work, name=program.name)
 
     def pid(self, name: str) -> int | None:
         """Returns the id of the latest process of a program, None while that does not run."""
@@ -139,12 +166,12 @@ class Supervisor:
         if run is not None and run.instance == instance and name not in self._stopped:
             run.draining.set()
 
-    def stop(self, name: str) -> None:
-        """Has a program drain, and never starts it again."""
+    def stop(self, name: str, number: signal.Signals = STOP) -> None:
+        """Has a program drain, or with `END_NOW` end at once, and does not start it again."""
         self._stopped.add(name)
         run = self._latest.get(name)
         if run is not None and run.process is not None:
-            _signal(run.process, STOP)
+            _signal(run.process, number)
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0
@@ -161,13 +188,15 @@ class Supervisor:
                 group.create_task(self._end_drained(run, running))
                 continue
             code, reason = await running
-            if code == CONFIGURATION_REFUSED:
-                raise ConfigurationError(reason or f"{program.name} cannot run with these settings: see the log")
             if program.name in self._stopped:
+                break
+            if code == CONFIGURATION_REFUSED:
+                self._on_refused(program.name, reason or f"{program.name} cannot run with these settings: see the log")
                 return
             delay = self._policy.next_delay(delay, loop.time() - started)
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)
             await asyncio.sleep(delay)
+        self.instances.pop(program.name, None)
 
     async def _drains(self, run: _Run, running: "asyncio.Task[tuple[int, str]]") -> bool:
         """Waits until a process drains or has ended; returns whether it drains."""

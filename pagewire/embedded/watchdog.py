@@ -96,6 +96,11 @@ class Watchdog:
                 return ready
             await self._heartbeat_arrived.wait()
 
+    def load(self, name: str) -> dict[str, float]:
+        """Returns the load that a program has reported last; empty without a heartbeat."""
+        last = self._last(name)
+        return last.beat.load if last is not None else {}
+
     async def run(self) -> None:
         """Watches the programs until cancelled."""
         async with asyncio.TaskGroup() as tasks:

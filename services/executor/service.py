@@ -1,6 +1,7 @@
 """The executor: belongs to one scheduler at a time, runs its plans, and publishes the output of each step."""
 
 import asyncio
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, pack
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import RESERVED, Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.models import model_folder
@@ -69,6 +70,8 @@ class Executor:
         self._last_step = -1
         self._kept_term = 0
         """Term of the last plan received; 0 if that was refused."""
+        self._reserved = 0
+        """Bytes that this process holds when the KV pool is full."""
 
     def heartbeat(self) -> Heartbeat:
         """Returns the heartbeat: `plan` is the last plan received without a gap, `step` the last step published."""
@@ -76,7 +79,7 @@ class Executor:
         load: dict[str, float] = {"waiting": float(self._waiting), "leaving": float(self._leaving)}
         if steps is not None:
             self._announced_free = self._free
-            load |= {"free": float(self._announced_free), **asdict(steps.counters)}
+            load |= {"free": float(self._announced_free), RESERVED: float(self._reserved), **asdict(steps.counters)}
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
@@ -116,6 +119,7 @@ class Executor:
             await wait_for(before)
             self._waiting = False
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
+        self._reserved = resident_bytes(os.getpid()) + device.capacity.pool_bytes
         self._steps = device.steps
         try:
             await self._serve(device)

@@ -79,9 +79,12 @@ def _starlette(
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
-    async def ready(_: Request) -> Response:
-        missing = health.missing()
-        return PlainTextResponse(missing or "ready", 503 if missing else 200)
+    async def ready(request: Request) -> Response:
+        model = request.query_params.get("model")
+        if missing := health.missing() if model is None else health.missing_of(model):
+            return PlainTextResponse(missing, 503)
+        lacking = [f"{name}: {reason}" for name, reason in health.reasons().items() if reason and model is None]
+        return PlainTextResponse("\n".join(["ready", *lacking]))
 
     async def ping(_: Request) -> Response:
         return Response(status_code=503 if health.missing() else 200)

@@ -27,6 +27,7 @@ from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.process import listener
 from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.linux_process import awaited_models
 from pagewire.shared.process.polling import poll
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import names, nats_urls, without_logins
@@ -61,7 +62,7 @@ class Gateway:
         self._endpoints = {
             path: Endpoint(api, self._client, body_limit=limit, strict=settings.strict) for path, api in APIS.items()
         }
-        self._health = Health(context.bus, on_change=context.announce)
+        self._health = Health(context.bus, context.announce, awaited_models())
         find = find_tenant(settings.api_key, self._keys)
         origins = names(settings.allowed_origins)
         metrics = MetricsPage(context.bus, vllm=settings.metrics_compat == "vllm")
@@ -76,7 +77,10 @@ class Gateway:
             strict=settings.strict,
             broker=without_logins(nats_urls(settings)),
         )
-        guarded = PageGuard(application, allowed_pages(settings))
+        pages = allowed_pages(settings)
+        self._open_to_all = find is None and pages is None
+        """Whether everybody who reaches the port may use it."""
+        guarded = PageGuard(application, pages)
         self._rotation = Rotation(guarded, tuple(openapi.ROUTES))
         self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, "/v1/models"))
         self._server = server.Server(self._counter, self._listener, self._connections, self._tls)
@@ -129,6 +133,8 @@ class Gateway:
                 background.append(tasks.create_task(self._keys.watch()))
             with self._listener:
                 _log.info("http_listening", port=self._port, tls=self._tls is not None)
+                if self._open_to_all:
+                    _log.warning("open_to_all", host=self._context.settings.host, hint="set --api-key")
                 await self._server.run()
             for task in background:
                 task.cancel()

@@ -12,6 +12,13 @@ UNSENT = "unsent"
 AWAITS_SUCCESSOR = "awaits_successor"
 """Gauge of a detokenizer: 1 while it drains and still takes streams, because no other one is ready yet."""
 
+UNLOADED = "unloaded"
+"""Gauge of a scheduler: 1 while its model is unloaded until the next request, and until it is loaded for that."""
+MEMORY = "memory"
+"""Gauge of every service: bytes that its process holds."""
+RESERVED = "reserved"
+"""Gauge of an executor on a CPU: bytes that its process holds when its KV pool is full."""
+
 
 class Heartbeat(Wire, frozen=True):
     """Sent twice a second and whenever `ready` changes."""

@@ -54,7 +54,7 @@ class Responder:
             "id": instance,
             "version": version("pagewire"),
             "metadata": {
-                "model": model_folder.served_name(settings),
+                "model": "" if name == "gateway" else model_folder.served_name(settings),
                 "wire_version": str(WIRE_VERSION),
                 "host": socket.gethostname(),
             },

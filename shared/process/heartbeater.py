@@ -1,6 +1,7 @@
 """Sends the heartbeats of one service instance."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
@@ -11,8 +12,9 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import MEMORY, Heartbeat
 from pagewire.shared.process.context import Service
+from pagewire.shared.process.linux_process import resident_bytes
 
 INTERVAL = 0.5
 """Seconds between two heartbeats."""
@@ -49,7 +51,9 @@ class Heartbeater:
     def beat_of(self, service: Service) -> Heartbeat:
         """Returns the current heartbeat of the service. A service that drains is not ready."""
         beat = service.heartbeat()
-        beat = msgspec.structs.replace(beat, model=self._model, problem=beat.problem or self._problem())
+        load = {**beat.load, MEMORY: float(resident_bytes(os.getpid()))}
+        problem = beat.problem or self._problem()
+        beat = msgspec.structs.replace(beat, model=self._model, load=load, problem=problem)
         return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
 
     def announce(self) -> None:

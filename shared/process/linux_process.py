@@ -20,6 +20,8 @@ LISTENER = "PAGEWIRE_LISTENER"
 """Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
 BROKER_FOLDER = "PAGEWIRE_BROKER_FOLDER"
 """Environment variable with the folder in which the embedded broker stores its streams."""
+AWAITED_MODELS = "PAGEWIRE_AWAITED_MODELS"
+"""Environment variable with the tokens, separated by commas, of the models that a gateway awaits at the start."""
 REFUSAL = "PAGEWIRE_REFUSAL"
 """Environment variable with the file descriptor to which this process writes why it refuses its settings."""
 END_NOW = signal.SIGUSR1
@@ -30,6 +32,10 @@ STOP = signal.SIGUSR2
 LARGE_ALLOCATION = 1 << 20
 """Smallest allocation, in bytes, that returns to the system as soon as it is freed."""
 
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = {"memory.max": "memory.current", "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes"}
+"""Files with a container's limit and with what it uses, of cgroup v2 and v1."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -76,6 +82,11 @@ def predecessors() -> list[int]:
     return [int(process) for process in os.environ.get(PREDECESSORS, "").split(",") if process]
 
 
+def awaited_models() -> list[str]:
+    """Returns the tokens of the models that must have been ready before this gateway is."""
+    return [model for model in os.environ.get(AWAITED_MODELS, "").split(",") if model]
+
+
 async def wait_for(processes: Sequence[int]) -> None:
     """Returns once the processes have ended, at once if there are none."""
     await poll(lambda: not any(map(_exists, processes)))
@@ -101,6 +112,16 @@ def seconds_without_core(process: int) -> float:
     except OSError:
         return 0.0
     return int(fields[1]) / 1e9
+
+
+def free_memory() -> int:
+    """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
+    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    for limit, used in _LIMITS.items():
+        if (_CGROUP / limit).exists() and (most := (_CGROUP / limit).read_text().strip()) != "max":
+            free = min(free, int(most) - int((_CGROUP / used).read_text()))
+    return max(free, 0)
 
 
 def _exists(process: int) -> bool:

@@ -32,9 +32,15 @@ def of_client(tenant: str, api_key: str) -> tuple[str, str]:
 
 
 def of_command(settings: Settings) -> tuple[str, str]:
-    """Returns the user and the password of a command: `nats-user`, or else a client with the settings' key."""
+    """Returns the user and the password of a command: `nats-user`, or else a client with the settings' key.
+
+    Raises:
+        ConfigurationError: there is a password whose user is unknown. A service would be the user of its name.
+    """
     if settings.nats_user:
         return settings.nats_user, settings.nats_password
+    if settings.nats_password and not settings.api_key:
+        raise ConfigurationError("nats-password needs nats-user, unless a service is started: give both, or --api-key")
     return of_client(settings.tenant, settings.api_key)
 
 

@@ -2,14 +2,14 @@
 
 import os
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings import config_file
 from pagewire.shared.settings.environment import settings_in, variable
 from pagewire.shared.settings.spelling import did_you_mean
 
@@ -112,6 +112,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     num_kv_blocks: Annotated[int, msgspec.Meta(le=2**24)] | None = None
     """Blocks of the KV cache, instead of a size in bytes. Models with sliding windows take several per block of tokens,
     and give back those that the windows have left behind."""
+    model_memory: Positive | None = None
+    """Bytes that the model may take on its device, weights and KV cache together, such as 4GiB; by default all that is
+    free, and of several models each gets its need and an equal part of the rest."""
+    idle_unload: Duration | None = None
+    """Unload the model after so long without a request, such as 10m, until the next one; by default never. Only for
+    models of `pagewire serve`."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1
@@ -194,9 +200,42 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
-YAML_SUFFIXES = frozenset({".yaml", ".yml"})
-"""Suffixes of configuration files in YAML; any other file is TOML."""
-SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "nats-max-store"})
+STACK_WIDE = frozenset(
+    {
+        "host",
+        "port",
+        "allowed-hosts",
+        "allowed-origins",
+        "api-key",
+        "api-key-file",
+        "drain-timeout",
+        "gpu-memory-utilization",
+        "log-format",
+        "log-level",
+        "max-connections",
+        "metrics-compat",
+        "nats-cluster",
+        "nats-max-store",
+        "nats-password",
+        "nats-port",
+        "nats-replicas",
+        "nats-secrets",
+        "nats-tls-ca",
+        "nats-tls-cert",
+        "nats-tls-key",
+        "nats-url",
+        "nats-user",
+        "ssl-ca-certs",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "strict",
+        "tenant",
+        "trace-dir",
+        "trace-slow",
+    }
+)
+"""Settings that all models of a stack share. Each model may have its own values of the others."""
+SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "model-memory", "nats-max-store"})
 """Names of the settings whose values may have a unit, such as 4GiB."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
 
@@ -234,9 +273,44 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
     Raises:
         ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
-    values = _read_file(config) if config is not None else {}
-    values.update(settings_in(environ, FIELDS))
-    values.update(flags)
+    shared, _ = config_file.read(config)
+    return _settings({**shared, **settings_in(environ, FIELDS), **flags})
+
+
+def load_models(
+    models: Sequence[str],
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    config: Path | None = None,
+) -> list[Settings]:
+    """Returns the settings of each model that is named, or else that has a table in `config`, or else of the only one.
+
+    A model's table comes after flags and variables, and before what the file says of all models. Names that requests
+    use are one for each of several models, in their order.
+
+    Raises:
+        ConfigurationError: as in `load`; or a table is of no named model, or there are more or fewer names than models.
+    """
+    shared, tables = config_file.read(config)
+    given = {**settings_in(environ, FIELDS), **flags}
+    models = models or ([given["model"]] if given.get("model") else list(tables)) or [shared.get("model", "")]
+    for model, table in tables.items():
+        if model not in models:
+            raise ConfigurationError(f"the table of {model} is of no served model{did_you_mean(model, models)}")
+        for name in sorted(table.keys() & (STACK_WIDE | {"model"})):
+            raise ConfigurationError(f"{name} is the same for all models: move it out of the table of {model}")
+    own: list[dict[str, Any]] = [{"model": model} for model in models]
+    if len(models) > 1 and "served-model-name" in (common := {**shared, **given}):
+        served = names(common["served-model-name"].replace(" ", ","))
+        if len(served) != len(models):
+            raise ConfigurationError(
+                f"served-model-name has {len(served)} names for {len(models)} models: give one for each, in their order"
+            )
+        own = [{**each, "served-model-name": name} for each, name in zip(own, served, strict=True)]
+    return [_settings({**shared, **tables.get(each["model"], {}), **given, **each}) for each in own]
+
+
+def _settings(values: dict[str, Any]) -> Settings:
     for name in values.keys() - FIELDS.keys():
         raise ConfigurationError(f"there is no setting {name!r}{did_you_mean(name, FIELDS)}")
     values = {name: _number(name, value) if isinstance(value, str) else value for name, value in values.items()}
@@ -244,26 +318,6 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"invalid setting: {' '.join(str(error).split())}") from error
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    import yaml  # here: few processes have a file to read, and all would import it
-
-    try:
-        text = path.read_text()
-        if path.suffix not in YAML_SUFFIXES:
-            return tomllib.loads(text)
-        fields = yaml.safe_load(text) or {}
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        kind = "YAML" if path.suffix in YAML_SUFFIXES else "TOML"
-        raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"{path} has no settings: write one per line, as `max-num-seqs: 8`")
-    # vLLM's files also have names with underscores, and lists where several values are meant.
-    values = {str(name).replace("_", "-"): value for name, value in fields.items()}
-    return {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _number(name: str, text: str) -> object:

@@ -10,7 +10,8 @@ from pagewire.shared.settings.spelling import did_you_mean
 PREFIX = "PAGEWIRE_"
 """Beginning of the name of each variable."""
 _OTHERS = re.compile(
-    PREFIX + r"(PARENT|INSTANCE|PREDECESSORS|LISTENER|BROKER_FOLDER|REFUSAL|NATS_[A-Z]+_PASSWORD|NATS_CONFIG)"
+    PREFIX
+    + r"(PARENT|INSTANCE|PREDECESSORS|LISTENER|BROKER_FOLDER|AWAITED_MODELS|REFUSAL|NATS_[A-Z]+_PASSWORD|NATS_CONFIG)"
 )
 """Variables that a supervisor gives to its services (`shared/process/linux_process.py`), and those of NATS servers."""
 _SERVICE_LINK = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")

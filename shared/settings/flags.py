@@ -107,14 +107,30 @@ def read_settings(namespace: argparse.Namespace) -> Settings:
     Raises:
         ConfigurationError: a setting is invalid.
     """
+    return config.load(given_flags(namespace), config=vars(namespace).get("config"))
+
+
+def read_models(namespace: argparse.Namespace) -> list[Settings]:
+    """Returns the settings of each model that a command serves, whose argument `models` names them.
+
+    Raises:
+        ConfigurationError: a setting is invalid.
+    """
+    flags, models = given_flags(namespace), list(namespace.models)
+    served = flags.get("served-model-name", "").split(",")
+    if not models and "model" not in flags and len(served) > 1:
+        # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
+        models, flags["served-model-name"] = [served[-1]], ",".join(served[:-1])
+    return config.load_models(models, flags, config=vars(namespace).get("config"))
+
+
+def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings that parsed flags have, by kebab-case name."""
     arguments: dict[str, Any] = vars(namespace)
     flags = {name: arguments[field.name] for name, field in FIELDS.items() if field.name in arguments}
     if isinstance(names := flags.get("served-model-name"), list):
-        # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
-        if len(names) > 1 and "model" in arguments.get("positional", ()) and "model" not in flags:
-            flags["model"] = names.pop()
         flags["served-model-name"] = ",".join(names)
-    return config.load(flags, config=arguments.get("config"))
+    return flags
 
 
 def default_text(field: FieldInfo) -> str:

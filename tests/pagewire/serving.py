@@ -21,6 +21,8 @@ class Served:
     process: "subprocess.Popen[str]"
     http: str
     nats: str
+    models: tuple[str, ...] = ()
+    """Names of the models, where there are several."""
 
     def processes(self) -> list[int]:
         """The processes that it started."""
@@ -28,17 +30,20 @@ class Served:
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
 
-    def find(self, name: str) -> int | None:
-        """The process of a service, None while none runs."""
+    def find(self, name: str, model: str = "") -> int | None:
+        """The process of a service, None while none runs. `model`: the served name, where there are several."""
         for pid in self.processes():
             with suppress(FileNotFoundError, ProcessLookupError):
-                if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text():
+                environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text() and (
+                    not model or f"PAGEWIRE_SERVED_MODEL_NAME={model}" in environment
+                ):
                     return pid
         return None
 
-    def service(self, name: str) -> int:
+    def service(self, name: str, model: str = "") -> int:
         """The process of a service that runs."""
-        pid = self.find(name)
+        pid = self.find(name, model)
         assert pid is not None, f"no {name} runs"
         return pid
 
@@ -52,7 +57,8 @@ def serving(*flags: str, command: Sequence[str] = COMMAND, cwd: Path | None = No
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("ready "), line
-        yield Served(process, *line.split()[1:])
+        _, http, nats, *models = line.split()
+        yield Served(process, http, nats, tuple(models))
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -28,8 +28,13 @@ UNBUILT = [
 ]
 
 
+def models_of(*arguments: str) -> list[Settings]:
+    return flags.read_models(parser.build_parser().parse_args(["serve", *arguments]))
+
+
 def settings_of(*arguments: str) -> Settings:
-    return flags.read_settings(parser.build_parser().parse_args(["serve", *arguments]))
+    (settings,) = models_of(*arguments)
+    return settings
 
 
 def test_the_promised_flags_are_there() -> None:
@@ -73,6 +78,16 @@ def test_several_names_leave_the_model_its_argument() -> None:
     settings = settings_of("--served-model-name", "a", "b", "--model", "folder")
     assert (settings.model, served_names(settings)) == ("folder", ["a", "b"])
     assert settings_of("--served-model-name", "a").served_model_name == "a"
+
+
+def test_several_models_are_arguments_and_share_the_settings() -> None:
+    first, second = models_of("a", "b", "--max-num-seqs", "3", "--served-model-name", "x", "y")
+    assert [(each.model, each.served_model_name, each.max_num_seqs) for each in (first, second)] == [
+        ("a", "x", 3),
+        ("b", "y", 3),
+    ]
+    with pytest.raises(ConfigurationError, match="1 names for 2 models"):
+        models_of("a", "b", "--served-model-name", "x")
 
 
 @pytest.mark.parametrize(

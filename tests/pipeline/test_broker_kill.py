@@ -8,7 +8,8 @@ import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import PATIENCE

@@ -19,7 +19,8 @@ from nats.aio.client import Client
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings

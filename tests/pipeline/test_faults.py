@@ -12,7 +12,8 @@ from pagewire.bench._chaos.figures import failures
 from pagewire.bench._chaos.requests import Request, mixture
 from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, KILL, KINDS, SKEW, STARVE, STOP, Fault
 from pagewire.bench._chaos.trial import answers, disturb
-from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
+from pagewire.embedded.programs import GATEWAY, PIPELINE
+from pagewire.embedded.stack import BROKER
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.processes import kill

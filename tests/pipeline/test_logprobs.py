@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
 from pagewire.shared.settings.config import Settings

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from pagewire import AsyncClient
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import nats
 from pagewire.shared.process.discovery import Stats, ask
 from pagewire.shared.settings.config import Settings

@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "replicas",
     "report",
     "rounding",
+    "several_models",
     "sim",
     "store_changes",
     "structured",

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.output import add_output, markdown, spread, write
 from pagewire.bench._common.stack import counters
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs

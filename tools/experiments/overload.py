@@ -23,7 +23,8 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench._common.stack import resident_bytes
 from pagewire.bench.shapes import write_folder
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, PagewireError
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs

@@ -10,7 +10,8 @@ from typing import Any
 from pagewire import AsyncClient
 from pagewire.bench._common.stack import counters, difference
 from pagewire.bench.shapes import write_folder
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 
 WARM_UP = 5.0

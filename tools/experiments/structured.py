@@ -22,7 +22,8 @@ from typing import Any
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench._common.stack import counters, cpu_seconds
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import InvalidRequest, PagewireError, Unavailable
 from pagewire.shared.messages.client import Choice
 from pagewire.shared.models import model_folder

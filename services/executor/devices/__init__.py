@@ -10,7 +10,7 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
-from pagewire.services.executor.devices.capacity import check_length, free_memory, log_pool, pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks, usable_memory
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
@@ -23,6 +23,7 @@ from pagewire.services.executor.devices.sim.device import SimDevice
 from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.memory_need import POOL_SHARE
 from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings.config import Settings
@@ -33,8 +34,6 @@ MAX_STEP_TOKENS = 4096
 """Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
 _KV_CACHE_DTYPES = {"cpu": "int8", "cuda": "fp8"}
 """The `kv_cache_dtype` that a device supports beside auto."""
-CPU_SHARE = 0.5
-"""Share of the free memory that the KV pool takes: the rest is for activations and for other programs."""
 
 _log = structlog.get_logger()
 
@@ -113,9 +112,9 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         torch.set_num_threads(1 if compiled else count)
 
     shared_cores = Cores(threads, compute_on)
-    free = free_memory() // settings.data_parallel_size
+    free = usable_memory(settings)
     windows = spec.groups.windows
-    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free, windows)
+    blocks = pool_blocks(settings, length, block_bytes, int(free * POOL_SHARE), free, windows)
     mode = LogprobsMode(settings.logprobs_mode)
     capacity = Capacity(
         num_blocks=blocks,
@@ -126,6 +125,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         max_candidates=MAX_CANDIDATES,
         max_step_tokens=MAX_STEP_TOKENS,
         windows=windows,
+        pool_bytes=blocks * block_bytes,
     )
     log_pool(capacity, block_bytes)
     return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, cached), shared_cores, mode)

@@ -1,7 +1,7 @@
 """The size of the KV pool."""
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
@@ -10,13 +10,10 @@ from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.process.linux_process import free_memory, resident_bytes
 from pagewire.shared.settings.config import Settings
 
 _log = structlog.get_logger()
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = {"memory.max": "memory.current", "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes"}
-"""Files with a container's limit and with what it uses, of cgroup v2 and v1."""
 
 
 def pool_blocks(
@@ -71,13 +68,15 @@ def check_length(spec: ModelSpec, max_model_len: int) -> None:
         )
 
 
-def free_memory() -> int:
-    """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
-    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
-    for limit, used in _LIMITS.items():
-        if (_CGROUP / limit).exists() and (most := (_CGROUP / limit).read_text().strip()) != "max":
-            free = min(free, int(most) - int((_CGROUP / used).read_text()))
+def usable_memory(settings: Settings) -> int:
+    """Returns the bytes that an executor on a CPU can still allocate: its part of what is free.
+
+    Replicas have equal parts, and `model_memory` bounds what all replicas of the model hold together.
+    """
+    replicas = settings.data_parallel_size
+    free = free_memory() // replicas
+    if settings.model_memory is not None:
+        free = min(free, settings.model_memory // replicas - resident_bytes(os.getpid()))
     return max(free, 0)
 
 

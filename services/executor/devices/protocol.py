@@ -45,6 +45,8 @@ class Capacity:
     max_row_tokens: int = 1
     """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
     slot is in no other step until then."""
+    pool_bytes: int = 0
+    """Bytes of the KV pool in this machine's memory, which takes them as it fills."""
 
 
 class StepBatch(msgspec.Struct, frozen=True):

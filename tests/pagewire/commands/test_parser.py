@@ -40,6 +40,7 @@ def test_every_command_has_a_parser() -> None:
         ("generate --tempereture 1 x", "did you mean --temperature?"),
         ("completion bsh", "did you mean bash?"),
         ("bench pipline", "did you mean pipeline?"),
+        ("bench serve --num-prom 3", "did you mean --num-prompts?"),
         ("serve --xyzzy", "there is no such flag here"),
     ],
 )

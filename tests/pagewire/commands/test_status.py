@@ -1,5 +1,6 @@
 from pagewire.commands import status
 from pagewire.shared.process.discovery import Stats
+from pagewire.shared.settings.config import Settings
 
 
 def test_columns_are_apart_however_long_their_cells_are() -> None:
@@ -10,3 +11,25 @@ def test_columns_are_apart_however_long_their_cells_are() -> None:
         ["tokenizer", "3f2a9c1b0d4e", "ready", "smollm2-135m-instruct", "running=2"],
     ]
     assert lines[0].index("load") == lines[1].index("running=2")
+
+
+def reply(service: str, model: str, *, ready: bool = True, **load: float) -> Stats:
+    metadata = {
+        "ready": str(ready).lower(),
+        "model": model,
+        **{f"load.{name}": str(value) for name, value in load.items()},
+    }
+    return Stats(f"pagewire-{service}", f"{service}{model}", "", metadata)
+
+
+def test_each_model_has_a_line_with_its_services_memory_and_queue() -> None:
+    replies = [reply("gateway", "")]
+    for model in ("a", "b"):
+        replies += [reply("executor", model, ready=model == "a", memory=1.5e9), reply("detokenizer", model)]
+        replies += [reply("scheduler", model, requests=5, queued=2), reply("tokenizer", model, queued=7, memory=1e9)]
+    lines, missing = status.report(replies, None, Settings())
+    assert missing
+    assert lines[-1] == "not ready: b: executor"
+    counts = ["detokenizer=1", "executor=1", "scheduler=1", "tokenizer=1"]
+    assert lines[1].split() == ["a", "ready", "1", *counts, "2.50GB", "3", "7"]
+    assert lines[2].split() == ["b", "not", "ready", "0", *counts, "2.50GB", "3", "7"]

@@ -9,7 +9,8 @@ import pytest
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import HOST
 from pagewire.embedded.cluster import Cluster, check_servers
-from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.embedded.programs import PIPELINE
+from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import nats
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import Settings

@@ -15,9 +15,10 @@ import pytest
 
 from pagewire import LLM, Client, SamplingParams, errors
 from pagewire.commands import demo
-from pagewire.embedded import stack as stack_module
+from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
+from pagewire.embedded.programs import check_replicas
+from pagewire.embedded.stack import Stack
 from pagewire.shared.models.named_models import BUNDLED, DEFAULT
 from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, run, serving
@@ -117,40 +118,12 @@ def test_status_counts_replicas(stack: Served) -> None:
     assert done.stdout.splitlines()[-1] == "not ready: executor (1 of 2), scheduler (1 of 2)"
 
 
-def test_each_replica_has_a_program_per_replicated_service() -> None:
-    one, three = Settings(), Settings(data_parallel_size=3)
-    assert [replicas_of(service, three) for service in PIPELINE] == [3, 3, 1, 1]
-    assert {replicas_of(service, one) for service in PIPELINE} == {1}
-    assert program_names("scheduler", 1) == ["scheduler"]
-    assert program_names("scheduler", 3) == ["scheduler-0", "scheduler-1", "scheduler-2"]
-
-
 def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert check_replicas(Settings(data_parallel_size=2, device="cpu")) == "2 on 2 cores"
     with pytest.raises(errors.ConfigurationError, match="data-parallel-size 3"):
         Stack(Settings(data_parallel_size=3, device="cpu"))
     Stack(Settings(data_parallel_size=3, device="sim:h100"))
-
-
-@pytest.mark.parametrize(
-    ("visible", "own"), [("", ["0", "1"]), ("5,3", ["5", "3"]), ("GPU-a,GPU-b,2", ["GPU-a", "GPU-b"])]
-)
-def test_each_executor_replica_has_a_gpu_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, visible: str, own: list[str]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    stack = Stack(Settings(device="cuda", data_parallel_size=2))
-    assert [stack._environment(f"executor-{i}")["CUDA_VISIBLE_DEVICES"] for i in range(2)] == own
-    assert stack._environment("scheduler-1")["CUDA_VISIBLE_DEVICES"] == visible
-    assert Stack(Settings(device="cuda"))._environment("executor")["CUDA_VISIBLE_DEVICES"] == visible
-
-
-def test_fewer_gpus_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    stack = Stack(Settings(device="cuda", data_parallel_size=2))
-    with pytest.raises(errors.ConfigurationError, match="executor-1"):
-        stack._environment("executor-1")
 
 
 def test_a_request_leaves_a_waterfall(stack: Served) -> None:
@@ -187,13 +160,13 @@ async def test_a_killed_service_comes_back(stack: Served, text: str) -> None:
 
 
 async def test_a_broker_whose_disk_was_full_is_restarted_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_module, "ROOM_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(broker_care, "ROOM_CHECK_INTERVAL", 0.01)
     looks = iter([False, False, True])
     async with Broker(port=0) as broker:
         monkeypatch.setattr(broker, "has_room", lambda: next(looks))
         bus, first = await connect_service(broker), broker.pid
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(run(broker)) for run in (stack_module._keep_running, stack_module._end_broken)]
+            running = [tasks.create_task(run(broker)) for run in (broker_care.keep_running, broker_care.end_broken)]
             broker._write_failed.set()
             await until(lambda: broker.pid != first)
             await bus.wait_connected()

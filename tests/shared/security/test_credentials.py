@@ -48,3 +48,10 @@ def test_a_client_is_its_tenant_or_the_client() -> None:
 )
 def test_a_command_is_the_nats_user_of_the_settings_or_a_client(settings: Settings, login: tuple[str, str]) -> None:
     assert credentials.of_command(settings) == login
+
+
+def test_a_command_refuses_a_password_without_its_user() -> None:
+    with pytest.raises(ConfigurationError, match="nats-password needs nats-user"):
+        credentials.of_command(Settings(nats_password="p"))
+    assert credentials.of_command(Settings(nats_password="p", api_key="k")) == ("client", "k")
+    assert credentials.of_service(Settings(nats_password="p"), "scheduler") == ("scheduler", "p")

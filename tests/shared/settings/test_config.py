@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from pagewire.shared.errors import ConfigurationError
@@ -23,3 +25,61 @@ def test_an_invalid_duration_is_refused_by_name(text: object) -> None:
 
 def test_the_wait_is_unbounded_by_default() -> None:
     assert Settings().max_queue_wait is None
+
+
+TABLES = """
+max-num-seqs = 8
+block-size = 8
+
+[models."org/large"]
+max-num-seqs = 2
+served-model-name = ["large", "big"]
+
+[models.small]
+"""
+
+
+def models(tmp_path: Path, text: str, *named: str, **flags: object) -> list[Settings]:
+    file = tmp_path / "pagewire.toml"
+    file.write_text(text)
+    return config.load_models(named, {name.replace("_", "-"): value for name, value in flags.items()}, {}, file)
+
+
+def test_a_file_has_settings_for_all_models_and_a_table_for_each(tmp_path: Path) -> None:
+    large, small = models(tmp_path, TABLES)
+    assert (large.model, large.max_num_seqs, large.block_size, large.served_model_name) == (
+        "org/large",
+        2,
+        8,
+        "large,big",
+    )
+    assert (small.model, small.max_num_seqs, small.block_size, small.served_model_name) == ("small", 8, 8, "")
+
+
+def test_flags_beat_the_table_of_a_model(tmp_path: Path) -> None:
+    assert [each.max_num_seqs for each in models(tmp_path, TABLES, max_num_seqs=5)] == [5, 5]
+
+
+def test_a_table_counts_only_for_its_model(tmp_path: Path) -> None:
+    small, large = models(tmp_path, TABLES, "small", "org/large")
+    assert (small.max_num_seqs, large.max_num_seqs) == (8, 2)
+    assert config.load({}, {}, tmp_path / "pagewire.toml").max_num_seqs == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "reason"),
+    [
+        ("[models.smal]", ["small"], "smal is of no .* did you mean small"),
+        ("[models.small]\nport = 1", [], "port is the same for all models"),
+        ("[models.small]\nmodel = 'x'", [], "model is the same for all models"),
+        ("[models.small]\nmax-seqs = 1", [], "no setting 'max-seqs'"),
+        ("models = ['small']", [], "write .models"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, named: list[str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        models(tmp_path, text, *named)
+
+
+def test_the_settings_of_a_stack_are_settings() -> None:
+    assert config.FIELDS.keys() > config.STACK_WIDE

@@ -45,7 +45,7 @@ def test_an_unknown_variable_is_refused(name: str, meant: str) -> None:
 
 def test_variables_of_processes_and_of_brokers_are_no_settings() -> None:
     names = [value for value in vars(linux_process).values() if str(value).startswith(environment.PREFIX)]
-    assert len(names) == 6
+    assert len(names) == 7
     environ = dict.fromkeys([*names, "PAGEWIRE_NATS_TOKENIZER_PASSWORD", "PAGEWIRE_NATS_CONFIG"], "1")
     assert config.load({}, environ) == config.Settings()
 

@@ -112,7 +112,10 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
-    kv_memory = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
+    usable = free - int(total * (1 - settings.gpu_memory_utilization))
+    if settings.model_memory is not None:
+        usable = min(usable, settings.model_memory - torch.cuda.memory_reserved())
+    kv_memory = usable - GRAPHS - block_bytes
     blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes, windows)
     capacity = Capacity(
         num_blocks=blocks,

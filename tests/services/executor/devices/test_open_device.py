@@ -8,9 +8,11 @@ import pytest
 
 from pagewire.kernels.cpu import build
 from pagewire.services.executor.devices import capacity, open_device
-from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
+from pagewire.services.executor.devices.capacity import pool_blocks, usable_memory
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.settings.config import load
+from pagewire.shared.process import linux_process
+from pagewire.shared.process.linux_process import free_memory
+from pagewire.shared.settings.config import Settings, load
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 GIB = 1 << 30
@@ -57,6 +59,16 @@ def test_an_fp8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> N
     refused = refusal(checkpoint("llama"), device=device, kv_cache_dtype="fp8")
     assert "kv-cache-dtype fp8" in refused
     assert device in refused
+
+
+def test_an_executor_takes_no_more_than_the_memory_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(capacity, "resident_bytes", lambda _: GIB)
+    assert usable_memory(Settings()) == 8 * GIB
+    assert usable_memory(Settings(data_parallel_size=2)) == 4 * GIB
+    assert usable_memory(Settings(model_memory=3 * GIB)) == 2 * GIB
+    assert usable_memory(Settings(model_memory=6 * GIB, data_parallel_size=2)) == 2 * GIB
+    assert usable_memory(Settings(model_memory=GIB // 2)) == 0
 
 
 @pytest.mark.parametrize("device", ["cuda", "sim:h100"])
@@ -139,7 +151,7 @@ def test_free_memory_is_plausible() -> None:
     [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
 )
 def test_a_containers_limit_counts(limit: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    monkeypatch.setattr(linux_process, "_CGROUP", tmp_path)
     (tmp_path / limit).parent.mkdir(exist_ok=True)
     (tmp_path / used).write_text("900000\n")
     for most, free in (("1000000\n", 100_000), ("800000\n", 0)):

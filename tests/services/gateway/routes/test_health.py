@@ -3,7 +3,9 @@ import pytest
 from pagewire.services.gateway.routes.health import REQUIRED, Health
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import ModelNotFound
 from pagewire.shared.messages import encode
+from pagewire.shared.messages.client import ModelInfo
 from pagewire.shared.messages.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.anyio
@@ -31,3 +33,46 @@ async def test_the_problem_of_a_service_is_named_until_one_instance_has_none() -
     assert health.missing() == ""
     assert [bool(change) for change in changes] == [False, True, False]
     await bus.close()
+
+
+class Models:
+    """Services of several models, whose heartbeats reach a health."""
+
+    def __init__(self, *, awaited: tuple[str, ...] = ()) -> None:
+        self.bus = MemoryBus(MemoryBroker())
+        self.health = Health(self.bus, lambda: None, awaited)
+
+    async def beat(self, model: str, *, ready: bool = True, services: tuple[str, ...] = REQUIRED) -> None:
+        infos = (ModelInfo(model, "", 96, "", root=model), ModelInfo(f"{model}-alias", "", 96, "", root=model))
+        for service in services:
+            models = infos if service == "tokenizer" else ()
+            beat = Heartbeat(service, f"{service}{model}", ready, 0, 0, 0, {}, model=model, models=models)
+            self.bus.publish(f"{subjects.HEARTBEAT}.{service}.{service}{model}", encode(beat))
+        await self.bus.flush()
+
+
+async def test_requests_can_be_served_while_those_for_one_model_can() -> None:
+    models = Models()
+    await models.health.listen()
+    await models.beat("a")
+    await models.beat("b", ready=False)
+    assert models.health.missing() == ""
+    assert models.health.reasons() == {"a": "", "b": "no tokenizer is ready"}
+    assert models.health.missing_of("a-alias") == ""
+    assert models.health.missing_of("b-alias") == "no tokenizer is ready"
+    with pytest.raises(ModelNotFound):
+        models.health.missing_of("c")
+    await models.beat("a", ready=False)
+    assert models.health.missing() == "a: no tokenizer is ready; b: no tokenizer is ready"
+
+
+async def test_at_the_start_all_models_are_awaited_and_later_none_is() -> None:
+    models = Models(awaited=("a", "b"))
+    await models.health.listen()
+    await models.beat("a")
+    assert models.health.missing() == "b: no tokenizer is running"
+    await models.beat("b")
+    assert models.health.missing() == ""
+    await models.beat("b", ready=False, services=("scheduler",))
+    assert models.health.missing() == ""
+    assert models.health.missing_of("b") == "no scheduler is ready"

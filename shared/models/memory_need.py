@@ -1,0 +1,90 @@
+"""The memory that models need at least, and what each of several models may take."""
+
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.model_folder import max_model_len, read_config, weight_files
+from pagewire.shared.settings.config import Settings
+
+POOL_SHARE = 0.5
+"""Share of the free memory that the KV pool takes on a CPU: the rest is for activations and for other programs."""
+SERVICES = 600 << 20
+"""Bytes that the processes of a model's services hold beside weights and KV cache."""
+GPU_RUNTIME = 2 << 30
+"""Bytes of a GPU that the captured graphs, the activations and the runtime of one model take."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def memory_need(settings: Settings, path: Path) -> int:
+    """Returns the bytes of the device's memory that a model at `path` needs at least, with all its replicas on a CPU.
+
+    These are its weights as they are stored, the KV cache that is set or else that of one sequence, and the runtime.
+
+    Raises:
+        ConfigurationError: the configuration of the model cannot be read.
+    """
+    if settings.device.startswith("sim:"):
+        return SERVICES
+    stored = sum(file.stat().st_size for file in weight_files(path)) if settings.load_format == "auto" else 0
+    if settings.device == "cuda":
+        return GPU_RUNTIME + stored + _pool(settings, path, share=1.0)
+    return SERVICES + (stored + _pool(settings, path, share=POOL_SHARE)) * settings.data_parallel_size
+
+
+def _pool(settings: Settings, path: Path, share: float) -> int:
+    """Returns the bytes of the KV pool that is set, or that must be free so that a `share` of them holds a sequence."""
+    if settings.kv_cache_memory is not None:
+        return settings.kv_cache_memory
+    config = read_config(path)
+    position = position_bytes(config, settings)
+    if settings.num_kv_blocks is not None:
+        return settings.num_kv_blocks * settings.block_size * position
+    length = max_model_len(settings, config)
+    window = config.get("sliding_window")
+    return int(min(length, window if isinstance(window, int) else length) * position / share)
+
+
+def position_bytes(config: Mapping[str, Any], settings: Settings) -> int:
+    """Returns the bytes of one position in the KV cache of the model with this config.json; 0 if it does not say.
+
+    >>> shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "dtype": "bfloat16"}
+    >>> position_bytes(shape, Settings())
+    512
+    """
+    layers, heads, hidden = (
+        next((config[name] for name in names if isinstance(config.get(name), int)), 0)
+        for names in (("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"), ("hidden_size", "n_embd"))
+    )
+    head_dim = config.get("head_dim") or hidden // max(heads, 1)
+    stored = config.get("dtype") or config.get("torch_dtype") or "float32"
+    element = _BYTES.get(stored if settings.dtype == "auto" else settings.dtype, 2)
+    if settings.kv_cache_dtype != "auto":
+        element = 1
+    return 2 * layers * (config.get("num_key_value_heads") or heads) * int(head_dim) * element
+
+
+def shares(needs: Mapping[str, int], free: int, fixed: Set[str] = frozenset()) -> dict[str, int]:
+    """Returns the bytes that each model may take: its need, and an equal part of what all needs leave free.
+
+    >>> shares({"a": 10, "b": 30}, free=100)
+    {'a': 40, 'b': 60}
+
+    Args:
+        needs: bytes that each model needs at least, by its name.
+        free: bytes that are free on the device.
+        fixed: names of the models that get no more than their need.
+
+    Raises:
+        ConfigurationError: the needs exceed what is free.
+    """
+    total = sum(needs.values())
+    if total > free:
+        each = ", ".join(f"{name} at least {need / 1e9:.2f} GB" for name, need in needs.items())
+        raise ConfigurationError(
+            f"the models do not fit: {each}, together {total / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free: serve "
+            "fewer or smaller ones, or lower max-model-len or kv-cache-memory"
+        )
+    part = (free - total) // max(len(needs.keys() - fixed), 1)
+    return {name: need + (0 if name in fixed else part) for name, need in needs.items()}
