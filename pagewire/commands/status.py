@@ -16,7 +16,7 @@ from pagewire.embedded.programs import PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError, ConfigurationError
-from pagewire.shared.messages.heartbeat import MEMORY, STORE_REFUSES
+from pagewire.shared.messages.heartbeat import MEMORY, STORE_REFUSES, UNLOADED
 from pagewire.shared.process.discovery import Stats, ask
 from pagewire.shared.security import credentials
 from pagewire.shared.security.permissions import ROLES
@@ -115,6 +115,8 @@ def by_model(instances: list[Stats]) -> dict[str, list[Stats]]:
 def _missing(instances: list[Stats], service: str | None, settings: Settings) -> list[str]:
     """Returns the services of which a model has fewer ready instances than it needs."""
     expected = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
+    if _is_unloaded(instances) and service is None:
+        expected |= {"executor": 0, "scheduler": 0}
     ready = Counter(stats.name for stats in instances if stats.metadata.get("ready") == "true")
     return [
         name if count == 1 else f"{name} ({ready[f'pagewire-{name}']} of {count})"
@@ -146,8 +148,13 @@ def summary(model: str, instances: list[Stats], lacks: bool) -> Summary:
     running = _sum(instances, "scheduler", "requests") - _sum(instances, "scheduler", "queued")
     waiting = max((_figure(stats, "queued") for stats in instances if stats.name == "pagewire-tokenizer"), default=0.0)
     memory = sum(_figure(stats, MEMORY) for stats in instances)
-    state = "not ready" if lacks else "ready"
+    state = "not ready" if lacks else "unloaded" if _is_unloaded(instances) else "ready"
     return Summary(model, state, str(ready), services, f"{memory / 1e9:.2f}GB", f"{running:.0f}", f"{waiting:.0f}")
+
+
+def _is_unloaded(instances: list[Stats]) -> bool:
+    """Returns whether a model is unloaded until the next request."""
+    return any(_figure(stats, UNLOADED) for stats in instances)
 
 
 def _sum(instances: list[Stats], service: str, name: str) -> float:

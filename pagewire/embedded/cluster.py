@@ -7,13 +7,21 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from pagewire.embedded.broker import HOST, Broker
 from pagewire.embedded.broker_config import Membership
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.bus import Bus
+from pagewire.shared.bus.jetstream import NO_JETSTREAM
+from pagewire.shared.errors import BusError, ConfigurationError, NoResponders
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import Settings, store_replicas
 
 MAX_PORT = 65535
+ANSWER_TIMEOUT = 1.0
+"""Seconds within which JetStream must answer."""
+
+_log = structlog.get_logger()
 
 
 class Cluster:
@@ -130,3 +138,13 @@ def memberships(count: int) -> list[Membership]:
         Membership(f"pagewire-{i}", port, tuple(other for other in ports if other != port), password)
         for i, port in enumerate(ports)
     ]
+
+
+async def require_jetstream(bus: Bus) -> None:
+    """Raises ConfigurationError if the broker has no JetStream. Services would wait for it."""
+    try:
+        await bus.request("$JS.API.INFO", b"", timeout=ANSWER_TIMEOUT)
+    except NoResponders:
+        raise ConfigurationError(NO_JETSTREAM) from None
+    except BusError as error:
+        _log.warning("jetstream_unknown", reason=str(error))

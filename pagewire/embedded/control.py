@@ -109,14 +109,16 @@ async def add_model(port: int, settings: Settings) -> str:
 async def _answer(add: Add, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers one command. If the command ends before, the model is not added."""
     try:
-        addition = msgspec.json.decode(await reader.readline(), type=Addition)
-        added = await _add_while_connected(add, addition.settings, reader)
-    except PagewireError as error:
-        added = Added(refusal=str(error))
-    except (ValueError, OSError) as error:  # a line that is too long, or no such command
-        added = Added(refusal=f"the command cannot be read: {error}")
-    writer.write(msgspec.json.encode(added) + b"\n")
-    writer.close()
+        try:
+            addition = msgspec.json.decode(await reader.readline(), type=Addition)
+            added = await _add_while_connected(add, addition.settings, reader)
+        except PagewireError as error:
+            added = Added(refusal=str(error))
+        except (ValueError, OSError) as error:  # a line that is too long, or no such command
+            added = Added(refusal=f"the command cannot be read: {error}")
+        writer.write(msgspec.json.encode(added) + b"\n")
+    finally:
+        writer.close()
 
 
 async def _add_while_connected(add: Add, settings: Settings, reader: asyncio.StreamReader) -> Added:

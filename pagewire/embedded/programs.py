@@ -93,3 +93,16 @@ def check_replicas(settings: Settings) -> str:
     if replicas > cores:
         raise ConfigurationError(f"--data-parallel-size {replicas} exceeds the {cores} cores: set at most {cores}")
     return f"{replicas} on {cores} cores"
+
+
+def check_supported(settings: Settings) -> None:
+    """Raises ConfigurationError for settings that `pagewire serve` does not support."""
+    if not settings.nats_url:
+        for name in ("nats_secrets", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"):
+            if getattr(settings, name):
+                flag = name.replace("_", "-")
+                raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
+    if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
+        raise ConfigurationError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
+        )

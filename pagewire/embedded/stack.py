@@ -7,25 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import structlog
 
 from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.cluster import Cluster, check_servers
+from pagewire.embedded.cluster import Cluster, check_servers, require_jetstream
 from pagewire.embedded.control import control_socket
-from pagewire.embedded.drainer import FRONT, STATS_TIMEOUT, wait_until_idle
+from pagewire.embedded.drainer import FRONT, wait_until_idle
+from pagewire.embedded.idle_models import IdleModel
 from pagewire.embedded.memory_shares import share_memory
 from pagewire.embedded.model_choice import check_names, choose_model, choose_models
-from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_replicas, programs_of
+from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_replicas, check_supported, programs_of
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.bus.jetstream import NO_JETSTREAM
-from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, Unavailable
+from pagewire.shared.errors import BusError, ConfigurationError, Unavailable
 from pagewire.shared.messages.heartbeat import MEMORY, RESERVED
 from pagewire.shared.models.model_folder import served_name, served_token
 from pagewire.shared.process import device_choice
@@ -35,7 +35,7 @@ from pagewire.shared.process.polling import poll
 from pagewire.shared.security import credentials
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
-from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings, store_replicas
+from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings, seconds, store_replicas
 from pagewire.shared.settings.environment import PREFIX
 
 BROKER = "broker"
@@ -81,7 +81,7 @@ class Stack:
         """
         models = []
         for each in (settings, *others):
-            _refuse_unsupported(each)
+            check_supported(each)
             models.append(device_choice.resolve(each))
             check_replicas(models[-1])
         check_servers(settings)
@@ -103,6 +103,8 @@ class Stack:
         self._served = False
         """Whether all models have been ready."""
         self._additions = asyncio.Lock()
+        self._idle: dict[str, tuple[IdleModel, asyncio.Task[None]]] = {}
+        """The models that are unloaded when they are idle, by name, and the tasks that do it."""
         self._adding: dict[str, asyncio.Future[None]] = {}
         """The model that is being added, by its name: the future fails when one of its services refuses a setting."""
 
@@ -121,7 +123,7 @@ class Stack:
                 inbox_prefix=subjects.service_inbox(SUPERVISOR),
                 tls=credentials.tls(self.settings),
             )
-            await _require_jetstream(self._bus)
+            await require_jetstream(self._bus)
             if GATEWAY in self._services:
                 self._listener = listen(self.settings.host, self.settings.port)
             self._programs = self._all_programs()
@@ -208,7 +210,8 @@ class Stack:
         assert self._watchdog is not None
         waiting = asyncio.create_task(self._watchdog.all_ready(list(programs), since))
         try:
-            await asyncio.wait({waiting, failure}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {waiting, failure}
+            await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
             if failure.done():
@@ -239,24 +242,48 @@ class Stack:
                     self._supervisor.start(self._program(program))
                 await self._until_ready(programs, failure)
             except BaseException:
-                await asyncio.shield(self._remove(name))
+                await asyncio.shield(self._forget(self._end(name)))
                 raise
             finally:
                 del self._adding[name]
+            self._unload_when_idle(model)
         _log.info("model_added", model=name)
         return name
+
+    def _unload_when_idle(self, settings: Settings) -> None:
+        """Has the executors of a model end after `idle_unload` without a request, and start for the next one."""
+        supervisor, bus, tasks, limit = self._supervisor, self._bus, self._tasks, settings.idle_unload
+        if limit is None:
+            return
+        assert supervisor is not None
+        assert bus is not None
+        assert tasks is not None
+        name = served_name(settings)
+        executors = [each for each in self._programs.values() if each.service == "executor" and each.model == name]
+
+        def stop() -> None:
+            for each in executors:
+                supervisor.stop(each.name)
+
+        def start() -> None:
+            for each in executors:
+                supervisor.start(self._program(each))
+
+        idle = IdleModel(bus, served_token(settings), seconds(limit), stop, start)
+        self._idle[name] = idle, tasks.create_task(idle.run())
 
     async def _choose(self, settings: Settings) -> Settings:
         """Returns the settings of a model that is added, with its path and the memory that it may take."""
         assert self._watchdog is not None
         common = {FIELDS[name].name: getattr(self.settings, FIELDS[name].name) for name in STACK_WIDE}
-        model = device_choice.resolve(msgspec.structs.replace(settings, **common))
-        _refuse_unsupported(model)
+        model = await asyncio.to_thread(device_choice.resolve, msgspec.structs.replace(settings, **common))
+        check_supported(model)
         check_replicas(model)
         model = await choose_model(model)
         check_names([*self._models, model])
         loads = [self._watchdog.load(name) for name in self._programs]
-        promised = sum(max(0.0, load.get(RESERVED, 0.0) - load.get(MEMORY, 0.0)) for load in loads)
+        promised = sum(idle.reserved for idle, _ in self._idle.values())
+        promised += sum(max(0.0, load.get(RESERVED, 0.0) - load.get(MEMORY, 0.0)) for load in loads)
         (model,) = await share_memory([model], int(promised), always=True)
         return model
 
@@ -273,24 +300,31 @@ class Stack:
         elif model and self._served and len(self._models) > 1:
             _log.error("model_refused", model=model, reason=reason)
             assert self._tasks is not None
-            self._tasks.create_task(self._remove(model))
+            self._tasks.create_task(self._forget(self._end(model)))
         else:
             raise ConfigurationError(reason)
 
-    async def _remove(self, model: str) -> None:
-        """Ends the services of a model at once."""
-        supervisor = self._supervisor
-        assert supervisor is not None
+    def _end(self, model: str) -> list[str]:
+        """Has the services of a model end at once; returns the names of their processes."""
+        assert self._supervisor is not None
         self._models = [each for each in self._models if served_name(each) != model]
+        if model in self._idle:
+            self._idle.pop(model)[1].cancel()
         names = [program.name for program in self._programs.values() if program.model == model]
         for name in names:
-            supervisor.stop(name, END_NOW)
+            self._supervisor.stop(name, END_NOW)
+        return names
+
+    async def _forget(self, names: Sequence[str]) -> None:
+        """Waits until processes have ended, and kills those that do not."""
+        supervisor = self._supervisor
+        assert supervisor is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT):
                 await poll(lambda: not any(map(supervisor.pid, names)))
         for name in names:
             supervisor.kill(name)
-            del self._programs[name]
+            self._programs.pop(name, None)
 
     async def wait(self) -> None:
         """Waits until cancelled.
@@ -321,6 +355,8 @@ class Stack:
                 group = self._tasks
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
+                for model in self._models:
+                    self._unload_when_idle(model)
                 for broker in self.brokers:
                     group.create_task(broker_care.keep_running(broker))
                     group.create_task(broker_care.end_broken(broker))
@@ -349,9 +385,10 @@ class Stack:
     def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
         assert self._bus is not None
-        service = self._programs[program].service
+        if (ended := self._programs.get(program)) is None:
+            return
         try:
-            self._bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", b"")
+            self._bus.publish(f"{subjects.HEARTBEAT}.{ended.service}.{instance}", b"")
         except BusError as error:
             _log.warning("end_not_announced", process=program, reason=str(error))
 
@@ -366,7 +403,8 @@ class Stack:
         inherited |= program.gpu(inherited)
         if program.service == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
-            inherited[AWAITED_MODELS] = "" if self._served else ",".join(map(served_token, self._models))
+            own = self._models if "tokenizer" in self._pipeline and not self._served else []
+            inherited[AWAITED_MODELS] = ",".join(map(served_token, own))
         if self._cluster is not None:
             inherited[BROKER_FOLDER] = str(self._cluster.brokers[0].folder)
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
@@ -376,25 +414,3 @@ class Stack:
         if self._cluster is not None:
             return service, self._cluster.passwords[service]
         return credentials.of_service(self.settings, service)
-
-
-def _refuse_unsupported(settings: Settings) -> None:
-    if not settings.nats_url:
-        for name in ("nats_secrets", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"):
-            if getattr(settings, name):
-                flag = name.replace("_", "-")
-                raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
-    if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
-        raise ConfigurationError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
-        )
-
-
-async def _require_jetstream(bus: Bus) -> None:
-    """Raises ConfigurationError if the broker has no JetStream. Services would wait for it."""
-    try:
-        await bus.request("$JS.API.INFO", b"", timeout=STATS_TIMEOUT)
-    except NoResponders:
-        raise ConfigurationError(NO_JETSTREAM) from None
-    except BusError as error:
-        _log.warning("jetstream_unknown", reason=str(error))

@@ -26,7 +26,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusError, BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import UNLOADED, Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import StepOutput
@@ -148,13 +148,18 @@ class Scheduler:
                 _log.info("executor_claimed", executor=claimed.executor, term=term, blocks=claimed.num_blocks)
                 return claim
             if time.monotonic() >= due:
-                log = _log.warning if last else _log.info  # at the start, loading weights takes time
+                log = _log.warning if last and not self._unloaded else _log.info  # loading weights takes time
                 log("no_executor", retry_in="as soon as one is free")
                 await self._manager.hand_back()
                 due += HAND_BACK_AFTER
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._peers_changed.wait()
+
+    @property
+    def _unloaded(self) -> bool:
+        """Whether the supervisor has ended the executors until the next request."""
+        return any(beat.load.get(UNLOADED) for beat in self._peers.alive("executor"))
 
     async def _serve(self, number: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
@@ -287,6 +292,7 @@ class Scheduler:
             "integrity_violations": self._violations,
         }
         if term is None:
+            load[UNLOADED] = float(self._unloaded)
             return Heartbeat("scheduler", self._context.instance, False, term=0, plan=0, step=0, load=load)
         plan, step = term.policy.plan_number, max(term.policy.step, 0)
         return Heartbeat("scheduler", self._context.instance, term.ready, term.number, plan, step, load | term.load())

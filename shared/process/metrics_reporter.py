@@ -8,6 +8,7 @@ from pathlib import Path
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import UNLOADED
 from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
@@ -43,7 +44,7 @@ class Reporter:
         """Returns all values as they are now."""
         beat = self._heartbeater.beat_of(self._service)
         samples = [
-            table.READY.sample(float(beat.ready)),
+            table.READY.sample(float(beat.ready or bool(beat.load.get(UNLOADED)))),
             table.DRAINING.sample(float(beat.draining)),
             *self._of_process(),
             *(self._clock.metrics() if self._clock is not None else ()),

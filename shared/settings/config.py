@@ -115,6 +115,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model_memory: Positive | None = None
     """Bytes that the model may take on its device, weights and KV cache together, such as 4GiB; by default all that is
     free, and of several models each gets its need and an equal part of the rest."""
+    idle_unload: Duration | None = None
+    """Unload the model after so long without a request, such as 10m, until the next one; by default never. Only for
+    models of `pagewire serve`."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1

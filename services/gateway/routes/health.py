@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import ModelNotFound
-from pagewire.shared.messages.heartbeat import STORE_REFUSES
+from pagewire.shared.messages.heartbeat import STORE_REFUSES, UNLOADED
 from pagewire.shared.metrics.table import SERVICES
 from pagewire.shared.process.peers import Peers
 
 REQUIRED = ("tokenizer", "detokenizer", "scheduler")
-"""The services that every request passes. The executor is left out: a scheduler is ready only with one."""
+"""The services that every request passes. The executor is left out: a scheduler is ready only with one, and the next
+request loads an unloaded model."""
 
 
 class Health:
@@ -91,7 +92,7 @@ class Health:
                 return f"no {service} is running"
             if all(beat.load.get(STORE_REFUSES) for beat in alive):
                 return "the store takes no work: look at the disk and the limits of the NATS server"
-            if not any(beat.ready for beat in alive):
+            if not any(beat.ready or beat.load.get(UNLOADED) for beat in alive):
                 return f"no {service} is ready"
         return ""
 

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def start_times(folder: Path) -> list[int]:
 def starts_by_name(folder: Path) -> Mapping[str, int]:
     """How often each program was started."""
     return Counter(path.name.partition("-")[0] for path in folder.iterdir())
+
+
+def has_started(folder: Path, name: str, times: int) -> bool:
+    return starts_by_name(folder)[name] == times
 
 
 def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
@@ -197,6 +202,42 @@ async def test_a_stopped_program_drains_and_is_not_started_again(tmp_path: Path)
     supervisor.kill("other")
     await until(lambda: len(pids(tmp_path)) == 3)
     assert starts_by_name(tmp_path) == {"worker": 1, "other": 2}
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_stopped_program_may_be_started_again(tmp_path: Path) -> None:
+    """Also while it drains: then its next process starts when that one has ended."""
+    body = """
+        signal.signal(signal.SIGUSR2, lambda *_: sys.exit())
+        (folder / f"ready-{time.monotonic_ns()}").touch()
+        signal.pause()
+    """
+    worker = program(tmp_path, body)
+    supervisor = Supervisor([worker, program(tmp_path, "time.sleep(60)", "other")], QUICK)
+    running = asyncio.create_task(supervisor.run())
+    for count in (1, 2):
+        await until(partial(has_started, tmp_path, "ready", count))
+        supervisor.stop("worker")
+        supervisor.start(worker)
+    await until(lambda: starts_by_name(tmp_path)["worker"] == 3)
+    supervisor.stop("worker", signal.SIGKILL)
+    await until(lambda: "worker" not in supervisor.instances)
+    supervisor.start(worker)
+    await until(lambda: starts_by_name(tmp_path)["worker"] == 4)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_refusal_ends_only_its_program_if_the_owner_says_so(tmp_path: Path) -> None:
+    refusals: list[tuple[str, str]] = []
+    body = "os.write(int(os.environ['PAGEWIRE_REFUSAL']), b'no such model')\nsys.exit(2)"
+    programs = [program(tmp_path, body), program(tmp_path, "time.sleep(60)", "other")]
+    supervisor = Supervisor(programs, QUICK, on_refused=lambda name, reason: refusals.append((name, reason)))
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: refusals == [("worker", "no such model")])
+    assert not running.done()
+    assert starts_by_name(tmp_path)["worker"] == 1
     running.cancel()
     await asyncio.wait({running})
 
