@@ -65,7 +65,7 @@ class Usage:
             case State.UNLOADED if waits:
                 self.state = State.LOADING
             case State.LOADING if ready:
-                self.state = State.LOADED
+                self.state, self._used_at = State.LOADED, now
         return self.state
 
 
