@@ -74,6 +74,6 @@ def load_model(path: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.eval().requires_grad_(requires_grad=False)
     parameters = dict(model.named_parameters())
-    with open_tensors(path) as source:
+    with open_tensors(path, names=parameters.keys()) as source:
         source.read({name: parameters[name] for name in source.names()})
     return model

@@ -9,8 +9,10 @@ from typing import Any
 
 from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.config_form import in_one_form
 from pagewire.shared.models.fetch import fetch
 from pagewire.shared.models.gguf import config as gguf_config
+from pagewire.shared.models.gguf.ends import eos_ids as eos_of_gguf
 from pagewire.shared.models.gguf.reader import SUFFIX, GgufModel, model_name
 from pagewire.shared.models.named_models import BUNDLED as BUNDLED_NAME
 from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
@@ -23,6 +25,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = "*.safetensors"
 _DOWNLOADED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
+_TRAINED = "original_max_position_embeddings"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -105,17 +108,20 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     if path.suffix == SUFFIX:
         return gguf_config.read_config(GgufModel.open(path))
-    return text_part(_read_object(path / "config.json"))
+    return in_one_form(text_part(in_one_form(_read_object(path / "config.json"))))
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
-    """Returns the model's generation_config.json, or the generation config of a named model; empty without either.
+    """Returns the model's generation_config.json, the sampling of a GGUF file, or the configuration of a named model.
+
+    Empty without any of these.
 
     Raises:
         ConfigurationError: the file is malformed.
     """
     if path.suffix == SUFFIX:
-        return next((dict(model.generation_config) for model in NAMED_MODELS.values() if model.path == path), {})
+        named = next((dict(model.generation_config) for model in NAMED_MODELS.values() if model.path == path), {})
+        return (gguf_config.sampling(GgufModel.open(path)) if path.is_file() else {}) | named
     file = path / "generation_config.json"
     return _read_object(file) if file.exists() else {}
 
@@ -127,7 +133,7 @@ def eos_ids(path: Path) -> frozenset[int]:
         ConfigurationError: a file is malformed, or an entry is not a token id.
     """
     if path.suffix == SUFFIX:
-        return gguf_config.eos_ids(GgufModel.open(path))
+        return eos_of_gguf(GgufModel.open(path))
     tokens: set[int] = set()
     config = read_config(path) if (path / "config.json").exists() else {}
     for name, fields in (("config.json", config), ("generation_config.json", read_generation_config(path))):
@@ -136,7 +142,24 @@ def eos_ids(path: Path) -> frozenset[int]:
         if not all(type(token) is int and token >= 0 for token in ids):
             raise ConfigurationError(f"{path / name} has an eos_token_id that is neither a token id nor a list of them")
         tokens.update(ids)
-    return frozenset(tokens)
+    return frozenset(tokens | _eos_of_tokenizer(path))
+
+
+def _eos_of_tokenizer(path: Path) -> set[int]:
+    """Returns the id of the eos token of tokenizer_config.json, which publishers change there alone."""
+    file = path / "tokenizer_config.json"
+    settings = _read_object(file) if file.exists() else {}
+    eos = settings.get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    listed = settings.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        ids = [id_ for id_, token in listed.items() if isinstance(token, dict) and token.get("content") == text]
+    else:
+        file = path / "tokenizer.json"
+        added = _read_object(file).get("added_tokens") if text and file.exists() else []
+        tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+        ids = [str(token.get("id")) for token in tokens if token.get("content") == text]
+    return {int(id_) for id_ in ids if id_.isdecimal()}
 
 
 def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
@@ -168,7 +191,8 @@ def _own_context(config: dict[str, Any]) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if own is None or not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return own
-    original, factor = rope.get("original_max_position_embeddings") or own, rope.get("factor") or 1.0
+    trained = rope.get(_TRAINED) or config.get(_TRAINED) or own
+    original, factor = trained, rope.get("factor") or 1.0
     if not isinstance(original, int) or not isinstance(factor, int | float):
         return own
     return max(own, int(original * factor))

@@ -1,7 +1,7 @@
 """GGUF files as llama.cpp's converter would write them, by the writer of the package `gguf`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from pagewire.services.executor.models.rope import read_rope, rotary_embedding
-from pagewire.shared.models.gguf.reader import TENSOR_TYPES
+from pagewire.shared.models.gguf.reader import TENSOR_TYPES, TensorType
 from tests.support.checkpoints import CONTEXT, EOS, VOCABULARY, checkpoint
 
 KINDS = tuple(kind.name for kind in TENSOR_TYPES.values())
-WRITABLE = tuple(kind for kind in KINDS if not kind.endswith("_K"))
+WRITABLE = tuple(kind for kind in KINDS if not kind.endswith("_K") and not kind.startswith(("IQ", "NVFP4")))
 """Types that the package can pack itself."""
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
+_VOCABULARY = {TOKENS, MERGES, "tokenizer.ggml.token_type"}
 
 _SCALES = {
     "Q4_0": (0,),
@@ -33,8 +34,30 @@ _SCALES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ4_NL", "IQ4_XS"), (0,)),
+    "IQ1_M": (),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "MXFP4": (),
+    "NVFP4": (),
 }
 """Where the float16 numbers of a block lie; all other bytes may be anything."""
+_SCALE = {
+    "Q2_K": 0.01,
+    "Q3_K": 0.004,
+    "Q4_K": 0.0008,
+    "Q5_K": 0.0004,
+    "Q6_K": 0.0002,
+    "IQ1_S": 0.012,
+    "IQ2_XXS": 0.002,
+    "IQ2_XS": 0.002,
+    "IQ2_S": 0.002,
+    "IQ3_XXS": 0.001,
+    "IQ3_S": 0.001,
+    "IQ4_NL": 0.0015,
+    "IQ4_XS": 0.0001,
+}
+"""Scales of blocks with which weights are as large as a model needs them."""
 _MINIMA = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 """Ratio of the scale of the minima to the other scale, for numbers around zero."""
 _NAMES = {
@@ -62,12 +85,24 @@ Tensors = Mapping[str, tuple[npt.NDArray[Any], str]]
 def random_blocks(kind: str, count: int, seed: int = 0, scale: float = 0.05) -> npt.NDArray[np.uint8]:
     """[count, bytes] of blocks with anything in them, except that their float16 scales are finite and small."""
     random = np.random.default_rng(seed)
-    size = next(tensor_type.size for tensor_type in TENSOR_TYPES.values() if tensor_type.name == kind)
+    size = block_of(kind).size
     blocks = random.integers(0, 256, (count, size), np.uint8)
     for offset in _SCALES[kind]:
         numbers = random.normal(0, scale, count).astype(np.float16)
         blocks[:, offset : offset + 2] = numbers[:, None].view(np.uint8)
+    if kind == "IQ1_M":  # the float16 number is spread over the upper halves of four bytes
+        blocks[:, 49::2] &= 0x0F
+        blocks[:, 55] |= 0x20
+    if kind == "NVFP4":
+        blocks[:, :4] = blocks[:, :4] & 0x07 | 0x10
+    if kind == "MXFP4":
+        blocks[:, 0] = blocks[:, 0] & 0x07 | 0x78
     return blocks
+
+
+def block_of(kind: str) -> TensorType:
+    """The type of a name."""
+    return next(tensor_type for tensor_type in TENSOR_TYPES.values() if tensor_type.name == kind)
 
 
 def pack(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[Any]:
@@ -123,8 +158,7 @@ def random_model(
         seed += 1
         if kind in WRITABLE:
             return pack(random.normal(0, 0.1, (count, width)).astype(np.float32), kind), kind
-        scale = {"Q2_K": 0.01, "Q3_K": 0.004, "Q4_K": 0.0008, "Q5_K": 0.0004, "Q6_K": 0.0002}[kind]
-        blocks = random_blocks(kind, count * width // 256, seed, scale)
+        blocks = random_blocks(kind, count * width // block_of(kind).block, seed, _SCALE.get(kind, 0.0))
         if kind in _MINIMA:
             first, second = _SCALES[kind]
             scales = blocks[:, first : first + 2].copy().view(np.float16)
@@ -159,9 +193,14 @@ def write(
     pre: str = "gpt-2",
     template: str = "",
     split: int = 0,
+    tokens: Sequence[str] = (),
+    kinds: Sequence[gguf.TokenType] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a file; of a split model, with at most `split` tensors in each part, `path` is without `-0000n-of-`."""
+    """Writes a file; of a split model, with at most `split` tensors in each part, `path` is without `-0000n-of-`.
+
+    Its tokens may be others than the tokenizer's, of other kinds.
+    """
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -184,6 +223,11 @@ def write(
     if config.get("sliding_window") and config.get("model_type") == "mistral":
         writer.add_sliding_window(config["sliding_window"])
     add_byte_level(writer, tokenizer, pre)
+    if tokens:
+        writer.kv_data[0] = {key: value for key, value in writer.kv_data[0].items() if key not in _VOCABULARY}
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+        writer.add_token_merges([])
     if template:
         writer.add_chat_template(template)
     for key, value in (metadata or {}).items():

@@ -39,4 +39,5 @@ def _print_supported() -> int:
         answer = "yes" if family.outcome in {Outcome.NATIVE, Outcome.EXACT} else f"no: {family.detail}"
         print(f"{family.model_type:<26}{answer}")
     print(supported_models.summary(sweep))
+    print(supported_models.summary_of_architectures(sweep))
     return 0

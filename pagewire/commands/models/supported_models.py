@@ -1,5 +1,6 @@
 """The results of a sweep over every family of `transformers` that generates text, by `tests/families`."""
 
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -27,9 +28,9 @@ class Family(msgspec.Struct, frozen=True):
     """The result of one family."""
 
     model_type: str
-    """Name of the family in config.json."""
+    """Name of the family in config.json, or of the architecture in GGUF files."""
     architecture: str
-    """Name of its class in transformers."""
+    """Name of its class in transformers; empty if it has none."""
     outcome: Outcome
     detail: str
     """The outputs that were compared, or the reason of a refusal."""
@@ -41,10 +42,22 @@ class Sweep(msgspec.Struct, frozen=True):
     transformers: str
     """Version of transformers."""
     families: tuple[Family, ...]
+    gguf: str = ""
+    """Version of the package `gguf`."""
+    architectures: tuple[Family, ...] = ()
+    """The results of all architectures of GGUF files that the package knows."""
 
     def count(self, *outcomes: Outcome) -> int:
         """Returns the number of families with one of these outcomes."""
-        return sum(family.outcome in outcomes for family in self.families)
+        return _count(self.families, *outcomes)
+
+    def count_architectures(self, *outcomes: Outcome) -> int:
+        """Returns the number of architectures of GGUF files with one of these outcomes."""
+        return _count(self.architectures, *outcomes)
+
+
+def _count(results: tuple[Family, ...], *outcomes: Outcome) -> int:
+    return sum(family.outcome in outcomes for family in results)
 
 
 def read() -> Sweep:
@@ -59,35 +72,49 @@ def write(sweep: Sweep) -> None:
 
 def summary(sweep: Sweep) -> str:
     """Returns one line with the numbers of outcomes."""
-    exact = sweep.count(Outcome.NATIVE, Outcome.EXACT)
-    others = ", ".join(
-        f"{sweep.count(kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED)
-    )
-    return f"{len(sweep.families)} families of transformers {sweep.transformers}: {exact} exact, {others}"
+    return f"{len(sweep.families)} families of transformers {sweep.transformers}: {_outcomes(sweep.families)}"
+
+
+def summary_of_architectures(sweep: Sweep) -> str:
+    """Returns one line with the numbers of outcomes of GGUF files."""
+    return f"{len(sweep.architectures)} architectures of gguf {sweep.gguf}: {_outcomes(sweep.architectures)}"
+
+
+def _outcomes(results: tuple[Family, ...]) -> str:
+    exact = _count(results, Outcome.NATIVE, Outcome.EXACT)
+    others = (f"{_count(results, kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED))
+    return ", ".join((f"{exact} exact", *others))
 
 
 def page(sweep: Sweep) -> str:
     """Returns `docs/models.md`."""
-    lines = [_HEAD.format(summary=summary(sweep)), _QUANTIZED]
-    for title, outcomes in (("Served", (Outcome.NATIVE, Outcome.EXACT)), ("Refused", (Outcome.REFUSED,))):
-        lines.append(f"## {title}\n")
-        lines.append(
-            "| model_type | architecture | by | what was compared |" if title == "Served" else "| model_type | why |"
+    return "\n".join(
+        (
+            _HEAD.format(summary=summary(sweep)),
+            _QUANTIZED,
+            *_tables(sweep.families, "model_type", "Served", "Refused"),
+            _GGUF.format(summary=summary_of_architectures(sweep)),
+            *_tables(sweep.architectures, "architecture", "Served as GGUF", "Refused as GGUF"),
         )
-        lines.append("|---|---|---|---|" if title == "Served" else "|---|---|")
-        for family in sweep.families:
-            if family.outcome not in outcomes:
-                continue
-            detail = family.detail.replace("|", "\\|")
-            by = "Pagewire" if family.outcome == Outcome.NATIVE else "transformers"
-            row = (
-                [family.model_type, family.architecture, by, detail]
-                if title == "Served"
-                else [family.model_type, detail]
-            )
-            lines.append(f"| {' | '.join(row)} |")
-        lines.append("")
-    return "\n".join(lines)
+    )
+
+
+def _tables(results: tuple[Family, ...], kind: str, served: str, refused: str) -> Iterator[str]:
+    """Yields the lines of a table of what is served, and of one of what is refused."""
+    yield from (f"## {served}\n", f"| {kind} | class | by | what was compared |", "|---|---|---|---|")
+    for family in results:
+        if family.outcome in {Outcome.NATIVE, Outcome.EXACT}:
+            by = "Pagewire" if family.outcome is Outcome.NATIVE else "transformers"
+            yield f"| {family.model_type} | {family.architecture} | {by} | {_cell(family)} |"
+    yield from ("", f"## {refused}\n", f"| {kind} | why |", "|---|---|")
+    for family in results:
+        if family.outcome is Outcome.REFUSED:
+            yield f"| {family.model_type} | {_cell(family)} |"
+    yield ""
+
+
+def _cell(family: Family) -> str:
+    return family.detail.replace("|", "\\|")
 
 
 _HEAD = """# Models
@@ -155,4 +182,18 @@ In native families, integers stay packed on a CPU ([cpu.md](cpu.md)), integers a
 Otherwise weights are dequantized to the model's dtype when they are loaded, and the log says so. The scales of
 activations and of KV caches in such files are not used. Sparse weights, transforms of weights and bitsandbytes are
 refused: use the unquantized model, or a format of the table.
+"""
+
+_GGUF = """## GGUF
+
+{summary}. `python -m tests.families --gguf` repeats this sweep.
+
+A file's architecture becomes a family of transformers and its config.json (`shared/models/gguf/architectures.py`), and
+the package `gguf` names its tensors. So it runs as that family does, natively or by transformers. Each was compared in
+float32: a tiny random model of transformers is written by the package's writer as llama.cpp's converter would write it,
+and all greedy tokens must be those of `generate`. A file with a tensor that its family has no use for is refused.
+
+Tensors of any type that the package can unpack are read. `Q2_K` to `Q8_0`, `IQ3_S`, `IQ4_NL`, `IQ4_XS`, `MXFP4`,
+`NVFP4`, `TQ1_0` and `TQ2_0` stay integers of 4 to 8 bits in native families on a CPU, without loss. The other `IQ`
+types are unpacked to the model's dtype when they are loaded, and the log says so.
 """

@@ -24,9 +24,8 @@ from pagewire.services.executor.models.families.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
 from pagewire.services.executor.models.tensors import open_tensors
-from pagewire.services.executor.models.weights import Packing, load_weights, random_weights
+from pagewire.services.executor.models.weights import Packing, load_weights, places_of, random_weights
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.models.gguf.reader import SUFFIX
 
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:
@@ -112,14 +111,14 @@ def load_model(
     common, quantization = _common(config), read_quantization(folder, config)
     if quantization is not None:
         find_format(quantization)
-    if not is_native(config) and folder.suffix != SUFFIX:
+    if not is_native(config):
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
         return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random)
     model = build_model(config)
     if random is None:
-        with open_tensors(folder, quantization) as source:
+        with open_tensors(folder, quantization, dict(places_of(model)).keys()) as source:
             load_weights(model, source, weights_dtype(dtype, common), packing)
     else:
         model.load_state_dict(random_weights(model, weights_dtype(dtype, common), random), assign=True)

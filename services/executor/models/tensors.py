@@ -1,6 +1,7 @@
 """Reads a model's tensors from the files of a checkpoint, in safetensors or GGUF format."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,12 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import override
 
-from pagewire.services.executor.models.gguf_tensors import open_gguf
-from pagewire.services.executor.models.multimodal import decoder_names
+from pagewire.services.executor.models.gguf.tensors import open_gguf
 from pagewire.services.executor.models.quantized.formats import find_format
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
+from pagewire.services.executor.models.stored_names import decoder_names, with_prefix
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf import reader
 from pagewire.shared.progress import shown
@@ -38,6 +39,9 @@ OF_ACTIVATIONS = frozenset(
     }
 )
 """Last names of the tensors by which other servers quantize activations and KV caches. They are not read."""
+
+_PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+_POINTER = b"version https://git-lfs"
 
 _log = structlog.get_logger()
 
@@ -82,28 +86,33 @@ class TensorSource(Protocol):
 
 
 @contextmanager
-def open_tensors(path: Path, quantization: dict[str, Any] | None = None) -> Iterator[TensorSource]:
+def open_tensors(
+    path: Path, quantization: dict[str, Any] | None = None, names: Collection[str] = ()
+) -> Iterator[TensorSource]:
     """Opens a model folder or a GGUF file as a context manager, which closes the files.
 
     Args:
         path: the folder or file.
         quantization: the `quantization_config` of a folder; None if its weights are not quantized.
+        names: the tensors that the model needs. A GGUF file has others, and a folder may lack their prefix.
 
     Raises:
         ConfigurationError: files are missing or broken, or the quantized weights cannot be used.
     """
     with ExitStack() as stack:
         if path.suffix == reader.SUFFIX:
-            yield stack.enter_context(open_gguf(path))
+            yield stack.enter_context(open_gguf(path, names))
         else:
-            yield stack.enter_context(open_folder(path, quantization))
+            yield stack.enter_context(open_folder(path, quantization, names))
 
 
 @contextmanager
-def open_folder(folder: Path, quantization: dict[str, Any] | None) -> Iterator["FolderTensors"]:
+def open_folder(
+    folder: Path, quantization: dict[str, Any] | None, names: Collection[str] = ()
+) -> Iterator["FolderTensors"]:
     """Opens a model folder as a context manager, which closes the files; see `open_tensors`."""
     with ExitStack() as stack:
-        files = SafetensorsFiles(folder, stack)
+        files = SafetensorsFiles(folder, stack, names)
         yield FolderTensors(files, {} if quantization is None else find_format(quantization)(quantization, files))
 
 
@@ -159,9 +168,9 @@ class FolderTensors(TensorSource):
 class SafetensorsFiles(StoredTensors):
     """The decoder's tensors in the memory-mapped files of a folder in Hugging Face format."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, needed: Collection[str] = ()) -> None:
         self._files = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
-        self._names = decoder_names(self._files)
+        self._names = with_prefix(decoder_names(self._files), needed)
 
     @override
     def names(self) -> Collection[str]:
@@ -189,6 +198,10 @@ def _open(folder: Path, stack: ExitStack) -> list[Any]:
         except FileNotFoundError as error:
             raise ConfigurationError(f"{folder} has no {path.name}: fetch the model again") from error
         except (OSError, SafetensorError) as error:
+            if _is_pointer(path):
+                raise ConfigurationError(
+                    f"{path} is a pointer of Git LFS in place of the weights: run git lfs pull in {folder}"
+                ) from error
             raise ConfigurationError(f"{path} is broken ({error}): fetch the model again") from error
     return files
 
@@ -196,7 +209,7 @@ def _open(folder: Path, stack: ExitStack) -> list[Any]:
 def _paths(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
-        return [folder / SINGLE]
+        return _without_index(folder)
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
     except OSError as error:
@@ -206,3 +219,30 @@ def _paths(folder: Path) -> list[Path]:
     if not all(isinstance(name, str) and name and Path(name).name == name for name in names):
         raise ConfigurationError(f"{index} names files outside the folder: fetch the model again")
     return [folder / name for name in sorted(names)]
+
+
+def _without_index(folder: Path) -> list[Path]:
+    """Returns the one file of a checkpoint, or its parts.
+
+    Raises:
+        ConfigurationError: a part is missing, or there are weights in another format alone.
+    """
+    single = folder / SINGLE
+    parts = {int(match[1]): file for file in folder.iterdir() if (match := _PART.fullmatch(file.name))}
+    if single.exists() or not parts:
+        if not single.exists() and any(folder.glob("*.bin")):
+            raise ConfigurationError(
+                f"{folder} has its weights in PyTorch's own format, which is not read because it can hold code: "
+                f"write them as {SINGLE} by transformers' save_pretrained"
+            )
+        return [single]
+    count = max(int(match[2]) for file in parts.values() if (match := _PART.fullmatch(file.name)))
+    if missing := sorted(set(range(1, count + 1)) - parts.keys()):
+        raise ConfigurationError(f"{folder} lacks part {missing[0]} of {count} of its weights: fetch the model again")
+    return [parts[number] for number in sorted(parts)]
+
+
+def _is_pointer(file: Path) -> bool:
+    """Returns whether a file is what Git LFS leaves in place of a large file."""
+    with file.open("rb") as stream:
+        return stream.read(len(_POINTER)) == _POINTER

@@ -56,7 +56,20 @@ TENSOR_TYPES = {
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    29: TensorType("IQ1_M", 256, 56),
     30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
 }
 """The supported types by their number in the file."""
 
@@ -125,12 +138,27 @@ class GgufModel:
             raise ConfigurationError(f"{path} and its parts hold {len(tensors)} of {expected} tensors: fetch it again")
         return cls(path, files, header.metadata, tensors)
 
-    def strings(self, key: str, only: Collection[int] | None = None) -> list[str]:
-        """Returns an array of strings of the metadata, or those at some positions; empty if the key is missing.
+    def strings(self, key: str) -> list[str]:
+        """Returns an array of strings of the metadata; empty if the key is missing.
 
         Raises:
             ConfigurationError: the value is not an array of strings, or a string is not UTF-8.
         """
+        try:
+            return [text.decode() for text in self._encoded(key)]
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{self.path} has a broken {key}: fetch the model again") from error
+
+    def positions(self, key: str, texts: Collection[str]) -> dict[str, int]:
+        """Returns the position of each of `texts` in an array of strings of the metadata that has it.
+
+        Raises:
+            ConfigurationError: the value is not an array of strings.
+        """
+        encoded = {text.encode(): text for text in texts}
+        return {encoded[text]: place for place, text in enumerate(self._encoded(key)) if text in encoded}
+
+    def _encoded(self, key: str) -> list[bytes]:
         value = self.metadata.get(key)
         if value is None:
             return []
@@ -140,10 +168,10 @@ class GgufModel:
             with self.path.open("rb") as file:
                 file.seek(value.start)
                 data = file.read(value.end - value.start)
-            return [text.decode() for text in _split_strings(data, value.number, only)]
+            return list(_split_strings(data, value.number))
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.path}: {error.strerror}") from error
-        except (struct.error, UnicodeDecodeError) as error:
+        except struct.error as error:
             raise ConfigurationError(f"{self.path} has a broken {key}: fetch the model again") from error
 
 
@@ -295,14 +323,13 @@ class _Header:
         return position
 
 
-def _split_strings(data: bytes, count: int, only: Collection[int] | None) -> Iterator[bytes]:
-    """Yields the strings of an array, or those at some positions. The length precedes each string."""
+def _split_strings(data: bytes, count: int) -> Iterator[bytes]:
+    """Yields the strings of an array. The length precedes each string."""
     position, unpack = 0, struct.Struct("<Q").unpack_from
-    for index in range(count):
+    for _ in range(count):
         (length,) = unpack(data, position)
         begin, position = position + 8, position + 8 + length
-        if only is None or index in only:
-            yield data[begin:position]
+        yield data[begin:position]
 
 
 def _siblings(path: Path, metadata: Mapping[str, Any]) -> list[Path]:

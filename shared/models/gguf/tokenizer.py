@@ -1,13 +1,16 @@
-"""The tokenizer of a GGUF model: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`), with its chat template."""
+"""The tokenizer of a GGUF model: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) or a mixture (`gemma4`)."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.gguf.ends import misnamed_ends
 from pagewire.shared.models.gguf.reader import GgufModel
+from pagewire.shared.models.gguf.splits import DEFAULT, GPT_2, SPLITS, Split
 from pagewire.shared.models.model_tokenizer import ModelTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -15,27 +18,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"
 """SentencePiece's character for a space."""
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA_3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN_2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA_3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN_2),
-    "tekken": _TEKKEN,
-}
-"""Expressions of pre-tokenization by `tokenizer.ggml.pre`, from the published tokenizer.json files."""
-_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Values of `tokenizer.ggml.pre` that split off every digit, and then split like GPT-2."""
-_GPT_2 = (None, "default", "gpt-2", "phi-2", "mpt", "olmo", "jais")
-"""Values of `tokenizer.ggml.pre` that split like GPT-2."""
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
-"""Values of `tokenizer.ggml.pre` that do not merge a word that is a token, and begin every text with `bos`."""
+_log = structlog.get_logger()
 
 
 def load_tokenizer(model: GgufModel) -> ModelTokenizer:
@@ -50,17 +33,27 @@ def load_tokenizer(model: GgufModel) -> ModelTokenizer:
             tokenizer = _byte_level(vocabulary)
         elif vocabulary.kind == "llama":
             tokenizer = _sentencepiece(vocabulary)
+        elif vocabulary.kind == "gemma4":
+            tokenizer = _spaced(vocabulary)
         else:
             raise ConfigurationError(
-                f"{model.path} has a tokenizer of kind {vocabulary.kind}: only gpt2 and llama can be read"
+                f"{model.path} has a tokenizer of kind {vocabulary.kind}: only gpt2, gemma4 and llama can be read"
             )
         tokenizer.add_tokens(vocabulary.added())
         tokenizer.post_processor = _template(vocabulary)
-        return ModelTokenizer.of(tokenizer, model.metadata.get("tokenizer.chat_template"), vocabulary.special())
+        return ModelTokenizer.of(tokenizer, _templates(model), vocabulary.special())
     except ConfigurationError:
         raise
     except Exception as error:  # the Rust library raises bare Exceptions for merges of unknown tokens and the like
         raise ConfigurationError(f"the tokenizer in {model.path} is broken ({error}): fetch the model again") from error
+
+
+def _templates(model: GgufModel) -> dict[str, str]:
+    """Returns the chat templates by name."""
+    key = "tokenizer.chat_template"
+    names = {name: name.removeprefix(f"{key}.") for name in model.metadata if name.startswith(f"{key}.")}
+    templates = {key: "default"} | names
+    return {name: text for place, name in templates.items() if isinstance(text := model.metadata.get(place), str)}
 
 
 class _Vocabulary:
@@ -72,11 +65,28 @@ class _Vocabulary:
         self.pre: Any = self.find("pre")
         self.tokens = model.strings("tokenizer.ggml.tokens")
         self.merges = [_pair(merge) for merge in model.strings("tokenizer.ggml.merges")]
-        self.types: Sequence[int] = self._list("token_type", NORMAL)
+        self.types: list[int] = self._list("token_type", NORMAL)
+        for id_ in misnamed_ends(model):
+            self.types[id_] = CONTROL
         self.scores: Sequence[float] = self._list("scores", 0.0)
         self.sentencepiece = self.kind == "llama"
         if not self.tokens:
             raise ConfigurationError(f"{self._path} has no tokenizer: give a file with one")
+
+    @property
+    def split(self) -> Split:
+        """The pre-tokenizer of a byte-level BPE.
+
+        Raises:
+            ConfigurationError: it is not supported.
+        """
+        if self.pre is None or self.pre == "default":
+            _log.warning("pre_tokenizer_missing", file=str(self._path), used="that of llama.cpp for such files")
+            return DEFAULT
+        if self.pre not in SPLITS:
+            supported = ", ".join(sorted(SPLITS))
+            raise ConfigurationError(f"the pre-tokenizer {self.pre} is not supported; these are: {supported}")
+        return SPLITS[self.pre]
 
     def find(self, key: str) -> Any:
         """Returns a value of the metadata, or None if it is missing."""
@@ -127,22 +137,35 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
-    whole = vocabulary.pre in _WHOLE_WORDS
-    tokenizer = Tokenizer(BPE(vocab=vocabulary.ids(), merges=vocabulary.merges, ignore_merges=whole))
-    if vocabulary.pre in _SPLITS:
-        cut = pre_tokenizers.Split(Regex(_SPLITS[vocabulary.pre]), "isolated")
-        steps: list[Any] = [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    elif vocabulary.pre in _DIGITS:
-        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif vocabulary.pre in _GPT_2:
-        steps = [pre_tokenizers.ByteLevel(add_prefix_space=vocabulary.flag("add_space_prefix", False))]
-    else:
-        supported = ", ".join(sorted({*_SPLITS, *_DIGITS, *filter(None, _GPT_2)}))
-        raise ConfigurationError(f"the pre-tokenizer {vocabulary.pre} is not supported; these are: {supported}")
-    if vocabulary.pre == "qwen2":
+    split = vocabulary.split
+    model = BPE(vocab=vocabulary.ids(), merges=vocabulary.merges, ignore_merges=split.whole_words)
+    tokenizer = Tokenizer(model)
+    if split.composed:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    plain = split.expressions[-1] == GPT_2  # then one step does both, faster
+    expressions = split.expressions[:-1] if plain else split.expressions
+    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=plain)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last]) if cuts else last
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _spaced(vocabulary: _Vocabulary) -> Tokenizer:
+    """Returns the tokenizer of Gemma 4: a BPE with merges over a text whose spaces are SentencePiece's."""
+    unknown = vocabulary.id_of("unknown")
+    tokenizer = Tokenizer(
+        BPE(
+            vocab=vocabulary.ids(),
+            merges=vocabulary.merges,
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -184,7 +207,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _template(vocabulary: _Vocabulary) -> processors.TemplateProcessing:
     """Returns the template that adds `bos` and `eos` to a prompt."""
-    begins = vocabulary.sentencepiece or vocabulary.pre in _WHOLE_WORDS
+    begins = vocabulary.kind != "gpt2" or vocabulary.split.begins
     sides = {"bos": vocabulary.flag("add_bos_token", begins), "eos": vocabulary.flag("add_eos_token", False)}
     ids = {role: vocabulary.id_of(role) for role, is_added in sides.items() if is_added}
     used = {role: (vocabulary.tokens[id_], id_) for role, id_ in ids.items() if id_ is not None}

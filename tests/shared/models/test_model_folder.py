@@ -188,6 +188,16 @@ def test_the_ends_of_both_files_count(folder: Path, config: Any, generation: Any
     assert eos_ids(folder) == expected
 
 
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>", "lstrip": False}])
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_end_that_the_tokenizer_names_counts(folder: Path, eos: Any, *, listed: bool) -> None:
+    write(folder / "config.json", {"eos_token_id": 2})
+    tokens = {"2": {"content": "</s>"}, "7": {"content": "<|im_end|>"}}
+    write(folder / "tokenizer_config.json", {"eos_token": eos} | ({"added_tokens_decoder": tokens} if listed else {}))
+    write(folder / "tokenizer.json", {"added_tokens": [{"id": int(id_)} | token for id_, token in tokens.items()]})
+    assert eos_ids(folder) == {2, 7}
+
+
 @pytest.mark.parametrize("value", ["</s>", 1.5, True, -1, [1, "x"], {"id": 1}])
 def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> None:
     write(folder / "generation_config.json", {"eos_token_id": value})

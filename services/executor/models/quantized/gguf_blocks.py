@@ -1,4 +1,7 @@
-"""Quantized blocks of GGUF files as integers with scales. Layouts: ggml's `ggml-common.h`."""
+"""Quantized blocks of GGUF files as integers with scales. Layouts: ggml's `ggml-common.h`.
+
+Types whose numbers are products of a table of vectors (IQ1, IQ2, IQ3_XXS) have no such form.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,13 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from gguf import quants
 
 from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.numbers import E2M1_BITS, E2M1_ZERO
 from pagewire.shared.models.gguf.reader import TensorType
 
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]
+Floats = npt.NDArray[np.float32]
 
 
 class _Multiples(NamedTuple):
@@ -28,7 +34,7 @@ class _Unpacked(NamedTuple):
     codes: Bytes
     bits: int
     zero: int
-    scales: Halves | _Multiples
+    scales: Halves | Floats | _Multiples
     minima: Halves | _Multiples | None = None
 
 
@@ -42,7 +48,7 @@ def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
     def by_row(numbers: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers).reshape(len(rows), -1))
 
-    def scales(stored: Halves | _Multiples) -> torch.Tensor | Multiples:
+    def scales(stored: Halves | Floats | _Multiples) -> torch.Tensor | Multiples:
         if isinstance(stored, _Multiples):
             return Multiples(by_row(stored.factors), by_row(stored.steps))
         return by_row(stored).float()
@@ -101,6 +107,55 @@ def _q6_k(blocks: Bytes) -> _Unpacked:
     return _Unpacked(codes, 6, 32, _Multiples(factors, _half(blocks, 208)))
 
 
+def _iq4_nl(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(_SPACED[_fields(blocks[:, 2:], 16, 4)], 8, 128, _half(blocks, 0))
+
+
+def _iq4_xs(blocks: Bytes) -> _Unpacked:
+    high = _fields(blocks[:, 2:4], 1, 2)
+    factors = (_fields(blocks[:, 4:8], 1, 4) | high << np.uint8(4)).view(np.int8) - np.int8(32)
+    return _Unpacked(_SPACED[_fields(blocks[:, 8:], 16, 4)], 8, 128, _Multiples(factors, _half(blocks, 0)))
+
+
+def _iq3_s(blocks: Bytes) -> _Unpacked:
+    quants.IQ3_S.init_grid()
+    vectors = blocks[:, 2:66].astype(np.uint16) | _fields(blocks[:, 66:74], 1, 1).astype(np.uint16) << 8
+    sizes = np.asarray(quants.IQ3_S.grid, np.int8).reshape(-1, 4)[vectors].reshape(len(blocks), -1)
+    signs = 1 - 2 * _fields(blocks[:, 74:106], 1, 1).view(np.int8)
+    factors = 1 + 2 * _fields(blocks[:, 106:110], 1, 4).view(np.int8)
+    return _Unpacked((sizes * signs + 16).view(np.uint8), 5, 16, _Multiples(factors, _half(blocks, 0)))
+
+
+def _tq1_0(blocks: Bytes) -> _Unpacked:
+    return _ternary(blocks, quants.TQ1_0, 52)
+
+
+def _tq2_0(blocks: Bytes) -> _Unpacked:
+    return _ternary(blocks, quants.TQ2_0, 64)
+
+
+def _ternary(blocks: Bytes, kind: Any, at: int) -> _Unpacked:
+    """Returns the numbers -1, 0 and 1 of each block, which the package has at a scale of 1; the scale is at a byte."""
+    unscaled = blocks.copy()
+    unscaled[:, at : at + 2] = np.array([1], np.float16).view(np.uint8)
+    return _Unpacked((kind.dequantize_blocks(unscaled) + 8).astype(np.uint8), 4, 8, _half(blocks, at))
+
+
+def _mxfp4(blocks: Bytes) -> _Unpacked:
+    scales = quants.MXFP4.e8m0_to_fp32_half(blocks[:, :1])
+    return _Unpacked(_E2M1[_fields(blocks[:, 1:], 16, 4)], E2M1_BITS, E2M1_ZERO, scales)
+
+
+def _nvfp4(blocks: Bytes) -> _Unpacked:
+    scales = quants.NVFP4.ue4m3_to_fp32(blocks[:, :4]).astype(np.float32)
+    return _Unpacked(_E2M1[_fields(blocks[:, 4:], 8, 4)], E2M1_BITS, E2M1_ZERO, scales)
+
+
+_SPACED = (np.array(quants.IQ4_NL.kvalues) + 128).astype(np.uint8)
+"""Codes of IQ4_NL's and IQ4_XS's 16 numbers, which are integers of eight bits at unequal distances."""
+_E2M1 = (np.array(quants.MXFP4.kvalues) + E2M1_ZERO).astype(np.uint8)
+"""Codes of twice the 16 numbers of a float of four bits."""
+
 _UNPACK: Mapping[str, Callable[[Bytes], _Unpacked]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -112,6 +167,13 @@ _UNPACK: Mapping[str, Callable[[Bytes], _Unpacked]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ3_S": _iq3_s,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
 }
 
 

@@ -1,9 +1,11 @@
 """Builds and loads a decoder by `transformers`, behind the gate."""
 
 import copy
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import torch
@@ -18,22 +20,31 @@ from transformers import (
 )
 
 from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.gguf.tensors import open_gguf
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.services.executor.models.tensors import FolderTensors, open_folder
+from pagewire.services.executor.models.tensors import open_folder
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.probe import probe
 from pagewire.services.executor.models.weights import random_weights
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.gguf.reader import SUFFIX
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _log = structlog.get_logger()
 
 
+class _Tensors(Protocol):
+    """The tensors of a checkpoint."""
+
+    def names(self) -> Collection[str]: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
 class _Stored:
     """A tensor that `transformers` reads when it takes all of its elements."""
 
-    def __init__(self, stored: FolderTensors, name: str) -> None:
+    def __init__(self, stored: _Tensors, name: str) -> None:
         self._stored, self._name = stored, name
 
     def __getitem__(self, _all: EllipsisType) -> Tensor:
@@ -55,7 +66,8 @@ def load_decoder(
     Raises:
         ConfigurationError: the model cannot be served, or its weights do not match its configuration.
     """
-    parsed = parse_config({key: value for key, value in config.items() if key != "quantization_config"})
+    divisors = _divisors(config)
+    parsed = parse_config(_without_divisors({key: config[key] for key in config if key != "quantization_config"}))
     name = type(parsed).model_type
     spec = examine(parsed)
     if random is not None:
@@ -63,7 +75,7 @@ def load_decoder(
         model.load_state_dict(random_weights(model, dtype, random), strict=False)
         return finish(model)
     try:
-        with open_folder(folder, quantization) as stored:
+        with _open(folder, parsed, quantization) as stored:
             model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].from_pretrained(
                 None,
                 config=parsed,
@@ -77,10 +89,54 @@ def load_decoder(
         if names := sorted(map(str, info[what])):
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
+    if divisors:
+        _divide(model, divisors)
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
     if quantization is not None:
         _log.info("weights_dequantized", dtype=str(dtype))
     return finish(model)
+
+
+@contextmanager
+def _open(folder: Path, config: PretrainedConfig, quantization: dict[str, Any] | None) -> Iterator[_Tensors]:
+    """Opens the tensors of a model folder or of a GGUF file.
+
+    Raises:
+        ConfigurationError: a file is broken, or a GGUF file has a tensor that the model has no use for.
+    """
+    if folder.suffix != SUFFIX:
+        with open_folder(folder, quantization) as stored:
+            yield stored
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    names = model.state_dict().keys()
+    with open_gguf(folder, names) as tensors:
+        if unknown := sorted(tensors.names() - names):
+            raise ConfigurationError(f"{folder} has tensors that its architecture has no use for: {unknown[0]}")
+        yield tensors
+
+
+def _divisors(config: Mapping[str, Any]) -> list[float]:
+    """Returns the divisors of the rotary frequencies that a GGUF file stores; empty if there are none."""
+    rope = config.get("rope_parameters") or {}
+    return list(rope.get("factors", ())) if rope.get("rope_type") == "factors" else []
+
+
+def _without_divisors(config: dict[str, Any]) -> dict[str, Any]:
+    if not _divisors(config):
+        return config
+    rope = {key: value for key, value in config["rope_parameters"].items() if key != "factors"}
+    return config | {"rope_parameters": rope | {"rope_type": "default"}}
+
+
+def _divide(model: nn.Module, divisors: list[float]) -> None:
+    """Divides the frequencies of all rotations."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            if len(buffer) != len(divisors):
+                raise ConfigurationError(f"the file has {len(divisors)} rope factors for heads of {len(buffer)} pairs")
+            buffer.div_(torch.tensor(divisors, device=buffer.device))
 
 
 def parse_config(config: dict[str, Any]) -> PretrainedConfig:

@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "an empty shape": (header(tensors=1, body=tensor("t", (0, 4), 0)), "cannot store"),
     "half a block": (header(tensors=1, body=tensor("t", (33, 4), 8)), "Q8_0 cannot store"),
     "an offset": (header(tensors=1, body=tensor("t", (1,), 0, HUGE)), "is truncated: tensor 't'"),
-    "a type of tensor": (header(tensors=1, body=tensor("t", (32,), 23)), "ggml's type 23"),
+    "a type of tensor": (header(tensors=1, body=tensor("t", (32,), 36)), "ggml's type 36"),
     "a tensor twice": (header(tensors=2, body=2 * tensor("t", (1,), 0) + bytes(64)), "two tensors"),
     "an alignment": (header(entries=1, body=entry("general.alignment", 4, bytes(4))), "alignment of 0"),
 }

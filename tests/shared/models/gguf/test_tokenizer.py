@@ -154,9 +154,8 @@ def refusal(path: Path) -> str:
 
 
 def test_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
-    assert "pre-tokenizer deepseek-llm" in refusal(
-        write_byte_level(tmp_path / "a.gguf", tokenizers.tokenizer("gpt2"), "deepseek-llm")
-    )
+    path = write_byte_level(tmp_path / "a.gguf", tokenizers.tokenizer("gpt2"), "no-such")
+    assert "pre-tokenizer no-such is not supported; these are: a.x-4.0, afmoe" in refusal(path)
     writer = GGUFWriter(tmp_path / "b.gguf", "llama")
     writer.add_tokenizer_model("rwkv")
     writer.add_token_list(["a"])
@@ -186,3 +185,19 @@ def test_torch_is_not_imported() -> None:
     program = f"import sys, {modules}; print('torch' in sys.modules, 'gguf' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_file_without_a_pre_tokenizer_gets_that_of_llama_cpp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(write_byte_level(tmp_path / "m.gguf", gpt2("gpt-2"), "default", add_bos_token=False))
+    assert [loaded.backend.decode([id_]) for id_ in loaded.backend.encode("a 12345").ids][-2:] == ["123", "45"]
+    assert "pre_tokenizer_missing" in capsys.readouterr().out
+
+
+def test_named_templates_are_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    add_byte_level(writer, gpt2("gpt-2"), "gpt-2")
+    writer.add_chat_template([{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}])
+    finish(writer)
+    assert load(tmp_path / "m.gguf").templates == {"default": TEMPLATE, "tool_use": "tools"}

@@ -70,7 +70,7 @@ def test_scales_in_two_levels_give_the_bits_of_floats(
         minima = None if weights.minima is None else weights.minima.float()
         return dataclasses.replace(weights, scales=weights.scales.float(), minima=minima)
 
-    monkeypatch.setattr("pagewire.services.executor.models.gguf_tensors.unpack_integers", in_floats)
+    monkeypatch.setattr("pagewire.services.executor.models.gguf.tensors.unpack_integers", in_floats)
     assert torch.equal(logits(path, packed=True), packed)
 
 

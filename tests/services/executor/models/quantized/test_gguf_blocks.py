@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from pagewire.kernels.cpu.packed import pack_integers
-from pagewire.services.executor.models.gguf_tensors import PLAIN, dequantize
+from pagewire.services.executor.models.gguf.tensors import PLAIN, dequantize
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.shared.models.gguf.reader import TENSOR_TYPES, TensorType
 from tests.support.gguf_files import random_blocks
 
+VECTORS = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
+"""Types whose numbers are products of a table of vectors: these are unpacked."""
+INTEGERS = [kind for kind in TENSOR_TYPES.values() if kind.name not in VECTORS | set(PLAIN)]
 
-@pytest.mark.parametrize("kind", [kind for kind in TENSOR_TYPES.values() if kind.name not in PLAIN], ids=str)
+
+@pytest.mark.parametrize("kind", INTEGERS, ids=str)
 def test_integers_are_the_numbers_of_the_package_gguf(kind: TensorType) -> None:
     rows = random_blocks(kind.name, 12).reshape(6, -1)
     integers = unpack_integers(rows, kind)
@@ -41,5 +45,8 @@ def test_reordered_rows_keep_their_scales() -> None:
     assert torch.equal(integers.rows(order).dequantize(), integers.dequantize()[order])
 
 
-def test_plain_numbers_are_no_integers() -> None:
+def test_plain_numbers_and_vectors_are_no_integers() -> None:
     assert unpack_integers(random_blocks("Q8_0", 4), TensorType("F16", 1, 2)) is None
+    for kind in TENSOR_TYPES.values():
+        if kind.name in VECTORS:
+            assert unpack_integers(random_blocks(kind.name, 4), kind) is None

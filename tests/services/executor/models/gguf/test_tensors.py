@@ -10,7 +10,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from transformers import AutoModelForCausalLM
 
-from pagewire.services.executor.models.gguf_tensors import dequantize, open_gguf
+from pagewire.services.executor.models.gguf.tensors import dequantize, open_gguf
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf.reader import TENSOR_TYPES, TensorType
@@ -93,7 +93,7 @@ def test_parts_hold_the_parameters_of_the_whole(tmp_path: Path) -> None:
 def test_large_tensors_are_unpacked_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = from_checkpoint("llama-biased", tmp_path / "model.gguf", "Q8_0")
     whole = parameters(path)
-    monkeypatch.setattr("pagewire.services.executor.models.gguf_tensors.CHUNK", 200)
+    monkeypatch.setattr("pagewire.services.executor.models.gguf.tensors.CHUNK", 200)
     parts = parameters(path)
     assert all(torch.equal(parts[key], value) for key, value in whole.items())
 
@@ -121,24 +121,31 @@ def test_the_dtype_is_that_of_the_file_or_bf16(tmp_path: Path, kind: str) -> Non
     assert {value.dtype for value in model.parameters()} == {DTYPES[kind]}
 
 
-def test_the_packed_blocks_can_be_had(tmp_path: Path) -> None:
-    path = from_checkpoint("llama", tmp_path / "model.gguf", "Q4_0")
-    name = "model.layers.1.self_attn.k_proj.weight"
-    with open_gguf(path) as source:
-        order = source.row_order(name)
-        assert source.type(name).name == "Q4_0"
-        assert order is not None
-        assert source.row_order("model.layers.1.self_attn.v_proj.weight") is None
-        values = dequantize(source.blocks(name, 4, 8), source.type(name))
-        whole = torch.empty(source.shape(name))
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_integers_are_the_numbers_that_are_read(tmp_path: Path, part: str) -> None:
+    """In the order of the checkpoint's rows, which the file has in another one for queries and keys."""
+    path, name = from_checkpoint("llama", tmp_path / "m.gguf", "Q4_0"), f"model.layers.1.self_attn.{part}_proj.weight"
+    with open_gguf(path, [name]) as source:
+        integers, whole = source.integers(name), torch.empty(source.shape(name))
         source.read({name: whole})
-        assert torch.equal(values, whole[order[4:12]])
+        assert integers is not None
+        assert torch.equal(integers.dequantize(), whole)
 
 
 def test_a_tensor_that_the_model_lacks_is_named(tmp_path: Path) -> None:
     path = from_checkpoint("qwen2", tmp_path / "model.gguf")
     with pytest.raises(ConfigurationError, match="misses tensors"):
         load_model(path, read_config(path) | {"num_hidden_layers": 3}, "auto")
+
+
+def test_keys_that_nobody_reads_are_named_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = from_checkpoint("llama", tmp_path / "model.gguf", metadata={"llama.attention.scale": 0.5})
+    load_model(path, read_config(path), "auto")
+    assert "gguf_keys_ignored" in (printed := capsys.readouterr().out)
+    assert "attention.scale" in printed
+    path = from_checkpoint("llama", tmp_path / "other.gguf", metadata={"llama.vocab_size": 512})
+    load_model(path, read_config(path), "auto")
+    assert "gguf_keys_ignored" not in capsys.readouterr().out
 
 
 LOAD = """

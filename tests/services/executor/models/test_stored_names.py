@@ -1,5 +1,6 @@
 """Models that also take images serve text, as transformers' whole model does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from pagewire.services.executor.models.multimodal import decoder_names
 from pagewire.services.executor.models.registry import load_model
+from pagewire.services.executor.models.stored_names import decoder_names
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import eos_ids, read_config
 from pagewire.shared.models.text_config import text_part
@@ -91,7 +92,7 @@ def test_a_setting_that_publishers_leave_out_is_the_familys_default() -> None:
 
 def test_the_ends_of_text_are_found(tmp_path: Path) -> None:
     write("llava", tmp_path)
-    assert eos_ids(tmp_path) == {2}
+    assert eos_ids(tmp_path) == {0, 2}  # of tokenizer_config.json and of config.json
 
 
 @pytest.mark.parametrize("kind", ["paligemma", "mllama"])
@@ -105,3 +106,14 @@ def test_a_plain_checkpoint_keeps_its_names() -> None:
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]
     assert decoder_names(names) == {name: name for name in names}
     assert decoder_names([*names, "visual.merger.mlp.0.weight"]).keys() == set(names)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_that_is_not_tied_keeps_its_own_output(tmp_path: Path, *, tied: bool) -> None:
+    """Where the decoder's part of config.json alone says whether it is."""
+    write("mistral3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    config["text_config"]["tie_word_embeddings"] = tied
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path)["tie_word_embeddings"] is tied

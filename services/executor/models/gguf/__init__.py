@@ -1,0 +1,1 @@
+"""The weights of models in the GGUF format of llama.cpp."""

@@ -1,0 +1,17 @@
+"""A config.json in the form that current families are published in: each setting in one place, under one name."""
+
+from typing import Any
+
+
+def in_one_form(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config.json in which each setting has one place, as `transformers` understands it.
+
+    >>> in_one_form({"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": {"rope_theta": 500.0}})
+    {'rope_scaling': {'rope_type': 'linear', 'factor': 4.0}}
+    """
+    config = dict(config)
+    if config.get("model_type") == "mistral" and config.get("layer_types"):
+        config |= {"model_type": "ministral", "architectures": ["MinistralForCausalLM"]}
+    if isinstance(config.get("rope_scaling"), dict) and config["rope_scaling"]:
+        config.pop("rope_parameters", None)
+    return config
