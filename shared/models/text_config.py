@@ -41,5 +41,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     if kind != text["model_type"] and isinstance(rope, dict):
         text["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
     inherited = {key: config[key] for key in INHERITED if config.get(key) is not None}
-    inherited["tie_word_embeddings"] = getattr(whole, "tie_word_embeddings", text.get("tie_word_embeddings", False))
+    usual = getattr(whole, "tie_word_embeddings", text.get("tie_word_embeddings", False))
+    tied = config.get("tie_word_embeddings", config[TEXT].get("tie_word_embeddings"))
+    inherited["tie_word_embeddings"] = usual if tied is None else tied
     return text | inherited | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]], "model_type": kind}

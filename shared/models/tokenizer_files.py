@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf import tokenizer as gguf_tokenizer
 from pagewire.shared.models.gguf.reader import SUFFIX, GgufModel
 from pagewire.shared.models.model_tokenizer import NAMED, ModelTokenizer
+
+_PREFIXING = ("GPT2Tokenizer", "GPT2TokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast")
+"""Classes of transformers that follow `add_prefix_space` of tokenizer_config.json, whatever tokenizer.json says."""
 
 
 def load_tokenizer(path: Path) -> ModelTokenizer:
@@ -37,17 +40,31 @@ def _from_folder(path: Path) -> ModelTokenizer:
         config |= _read(path / "special_tokens_map.json")
     own = [name for name, value in config.items() if name.endswith("_token") and isinstance(value, str)]
     texts = {name: config[name] for name in dict.fromkeys([*NAMED, *own]) if config.get(name) is not None}
-    others = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    if isinstance(others, dict):
-        texts, others = texts | others, []
+    extra, others = config.get("extra_special_tokens"), config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        texts |= extra
+    else:
+        others = extra or others
     named = {name: _token(text, special=True) for name, text in texts.items()}
     names = {token.content for token in named.values()}
     listed = config.get("added_tokens_decoder", {})
     for id_ in sorted(listed, key=int):
         backend.add_tokens([_token(listed[id_], special=listed[id_]["content"] in names)])
+    prefix = config.get("add_prefix_space")
+    if config.get("tokenizer_class") in _PREFIXING and isinstance(prefix, bool):
+        _set_prefix(backend, prefix)
     backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
     template = _template(path, config)
     return ModelTokenizer.of(backend, template, named, [_token(text, special=True) for text in others])
+
+
+def _set_prefix(backend: Tokenizer, prefix: bool) -> None:
+    """Sets whether a byte-level tokenizer puts a space before each word that begins with none."""
+    cut: Any = backend.pre_tokenizer
+    steps: Any = cut if isinstance(cut, pre_tokenizers.Sequence) else [cut]
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = prefix
 
 
 def _template(path: Path, config: dict[str, Any]) -> object:

@@ -10,6 +10,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 VOCABULARY = 512
 CONTEXT = 256
+TRAINED = 32
+"""Positions for which a model with an extended context was trained first."""
 WINDOW = 12
 """Tokens of a sliding window and of a chunk: fewer than the texts have."""
 LAYERS = 4
@@ -56,6 +58,8 @@ _SMALL: dict[str, Any] = {
     "attention_chunk_size": WINDOW,
     "local_attention": WINDOW,
     "max_window_layers": 2,
+    # other thresholds of positions: fewer than the texts have
+    "floor_scale": WINDOW,
     # other
     "hidden_size_per_layer_input": 8,
     "num_kv_shared_layers": 0,
@@ -89,15 +93,13 @@ def tiny_config(family: str) -> PretrainedConfig:
 def _small(known: dict[str, Any]) -> dict[str, Any]:
     """The changes of a configuration, or of a part of one, that make it small."""
     changes = {name: value for name, value in _SMALL.items() if known.get(name) is not None}
-    changes |= {name: known[name] for name in ("rope_parameters",) if _is_plain(known.get(name))}
+    rope = known.get("rope_parameters")
+    if isinstance(rope, dict) and "long_factor" not in rope:  # those do not fit a head of any size
+        trained = {"original_max_position_embeddings": TRAINED} if "original_max_position_embeddings" in rope else {}
+        changes["rope_parameters"] = rope | trained
     if known.get("qk_rope_head_dim") is not None:
         changes |= {"head_dim": _SMALL["qk_rope_head_dim"], "num_key_value_heads": _HEADS}
     return changes | _IDS
-
-
-def _is_plain(rope: Any) -> bool:
-    """Whether rope parameters fit a head of any size."""
-    return isinstance(rope, dict) and "long_factor" not in rope
 
 
 OVERRIDES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED
@@ -45,6 +46,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "an ordinary token becomes special": {"pad_token": "the"},
     "special tokens that are new": {"bos_token": "<s>", "extra_special_tokens": ["<x>", "<y>"]},
+    "by both names": {"extra_special_tokens": ["<x>"], "additional_special_tokens": ["<y>", "the"]},
+    "by both names, one with names": {
+        "extra_special_tokens": {"audio_token": "<audio>"},
+        "additional_special_tokens": ["<x>"],
+    },
     "by the older name": {"additional_special_tokens": ["<x>", "the"]},
     "with names of the model's own": {"image_token": "<image>", "extra_special_tokens": {"audio_token": "<audio>"}},
     "with properties": {"mask_token": TOKEN | {"__type": "AddedToken", "content": "<mask>", "lstrip": True}},
@@ -144,3 +150,17 @@ def test_the_service_starts_without_slow_imports(service: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_space_before_the_text_is_that_of_transformers(tmp_path: Path, kind: str, *, prefix: bool) -> None:
+    folder = model_folder(tmp_path / "m", begin="<|endoftext|>")
+    tokenizer = load_tokenizer(folder).backend
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    change(folder / "tokenizer_config.json", tokenizer_class=kind, add_prefix_space=prefix)
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = ours.backend.encode(text, add_special_tokens=False).ids
+        assert ids == theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids

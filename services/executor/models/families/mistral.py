@@ -12,7 +12,7 @@ from pagewire.services.executor.models.spec import DecoderSpec, ExpertsSpec
 class MistralConfig(LlamaConfig, frozen=True, kw_only=True):
     """config.json of Mistral."""
 
-    sliding_window: Positive | None = None
+    sliding_window: Positive | None = 4096
 
     @property
     @override
@@ -24,6 +24,7 @@ class MistralConfig(LlamaConfig, frozen=True, kw_only=True):
 class MixtralConfig(MistralConfig, frozen=True, kw_only=True):
     """config.json of Mixtral."""
 
+    sliding_window: Positive | None = None
     rms_norm_eps: float = 1e-5
     rope_theta: float = 1e6
     num_local_experts: Positive = 8

@@ -13,6 +13,7 @@ from pagewire.services.executor.models.spec import DecoderSpec, Storage
 class Phi3Config(MistralConfig, frozen=True, kw_only=True):
     """config.json of Phi-3 and Phi-4."""
 
+    sliding_window: Positive | None = None
     rms_norm_eps: float = 1e-5
     original_max_position_embeddings: Positive | None = None
     partial_rotary_factor: float | None = None

@@ -22,6 +22,7 @@ from pagewire.services.executor.models.quantized.weight import (
     read_groups,
     require,
 )
+from pagewire.shared.errors import ConfigurationError
 
 Bits = Literal[2, 3, 4, 8]
 SIGNS = ("+:", "-:")
@@ -37,6 +38,8 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_format: Literal["gptq", "gptq_v2"] = "gptq"
     """Name of the layout; "gptq" stores each zero minus one, "gptq_v2" the zero itself."""
     pack_dtype: Literal["int32"] = "int32"
+    sym: bool = False
+    """Whether all zeros are the middle code."""
     dynamic: dict[str, dict[str, Any]] | None = None
     """Settings of the modules whose names match a pattern behind "+:"; "-:" leaves them unquantized."""
 
@@ -50,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True):
         """Returns the settings of a module."""
         for pattern, changes in (self.dynamic or {}).items():
             if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
-                known = {name: value for name, value in changes.items() if name in ("bits", "group_size")}
+                known = {name: value for name, value in changes.items() if name in ("bits", "group_size", "sym")}
                 return parse_settings(Settings, msgspec.structs.asdict(self) | known)
         return self
 
@@ -84,7 +87,7 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
 
     def read() -> Scaled:
         codes = unpack(files.tensor(names["qweight"]).T, bits, inputs)
-        zeros = _zeros(files.tensor(names["qzeros"]), bits, outputs, settings.checkpoint_format).T
+        zeros = _zeros(files.tensor(names["qzeros"]), settings, outputs, module).T
         scales = files.tensor(names["scales"]).T
         if in_order:
             return Scaled(codes, scales, zeros, (1, group))
@@ -93,8 +96,29 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
     return QuantizedWeight.of_codes((outputs, inputs), names.values(), read, bits, group if in_order else 0)
 
 
-def _zeros(packed: Tensor, bits: int, count: int, form: str) -> Tensor:
-    """Int32 [groups, words] -> uint8 [groups, count], the true zeros."""
+def _zeros(packed: Tensor, settings: Settings, count: int, module: str) -> Tensor:
+    """Returns the true zeros, uint8 [groups, count], of int32 [groups, words].
+
+    Some tools store symmetric zeros as they are, although they name a layout that stores each minus one.
+
+    Raises:
+        ConfigurationError: a zero of symmetric weights is not the middle code.
+    """
+    zeros = _stored_zeros(packed, settings.bits, count, settings.checkpoint_format)
+    middle = 1 << settings.bits - 1
+    if not settings.sym or bool((zeros == middle).all()):
+        return zeros
+    as_they_are = unpack(packed, settings.bits, count)
+    if bool((as_they_are == middle).all()):
+        return as_they_are
+    raise ConfigurationError(
+        f"{module}.qzeros has zeros other than {middle}, although quantization_config says sym: "
+        "quantize the model again"
+    )
+
+
+def _stored_zeros(packed: Tensor, bits: int, count: int, form: str) -> Tensor:
+    """Int32 [groups, words] -> uint8 [groups, count], the zeros that the layout `form` states."""
     if form == "gptq_v2":
         return unpack(packed, bits, count)
     if 32 % bits:

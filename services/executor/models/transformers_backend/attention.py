@@ -1,5 +1,6 @@
 """Pagewire's attention as an implementation that `transformers` can choose."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -71,6 +72,28 @@ class Step:
     """The attention of the step that runs, which the layers of a model share."""
 
     attend: AttentionFn
+    positions: Tensor
+    """[T], int64."""
+
+
+class PastPositions:
+    """The cache of a layer that asks it for the positions of a step, and gets its own keys and values back."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self._positions = positions
+
+    def get_seq_length(self, *_layer: int) -> Tensor:
+        """Returns what a token's index in the step lacks to its position [T]."""
+        return self._positions - torch.arange(len(self._positions), device=self._positions.device)
+
+    def update(self, keys: Tensor, values: Tensor, *_layer: int, **_options: Any) -> tuple[Tensor, Tensor]:
+        """Returns the step's own keys and values: the layer's `Handle` has the others."""
+        return keys, values
+
+
+def asks_for_length(module: nn.Module) -> bool:
+    """Returns whether an attention module computes positions from the length of its cache, as that of Llama 4 does."""
+    return "get_seq_length" in inspect.getsource(type(module))
 
 
 class PagedLayer:

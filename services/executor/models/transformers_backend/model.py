@@ -8,7 +8,15 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
-from pagewire.services.executor.models.transformers_backend.attention import EAGER, HANDLE, NAME, PagedLayer, Step
+from pagewire.services.executor.models.transformers_backend.attention import (
+    EAGER,
+    HANDLE,
+    NAME,
+    PagedLayer,
+    PastPositions,
+    Step,
+    asks_for_length,
+)
 from pagewire.services.executor.models.transformers_backend.gate import body_name
 
 
@@ -52,6 +60,8 @@ class TransformersLM(CausalLM):
         self._step = Step()
         for layer, module in enumerate(attentions):
             setattr(module, HANDLE, PagedLayer(self._step, layer))
+            if asks_for_length(module):
+                module.register_forward_pre_hook(self._with_length, with_kwargs=True)
         model.set_attn_implementation(NAME)
         # The output layer with all that the model's own code does around it: a copy of the model without its layers.
         self._hidden = _Body()
@@ -67,7 +77,7 @@ class TransformersLM(CausalLM):
 
     @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        self._step.attend = attend
+        self._step.attend, self._step.positions = attend, positions
         out = self._body[0](input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
@@ -85,6 +95,7 @@ class TransformersLM(CausalLM):
         The `positions` [L] are consecutive, and the first need not be 0.
         """
         self.model.set_attn_implementation(EAGER)
+        self._step.positions = positions
         try:
             logits: Tensor = self.model(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False
@@ -92,6 +103,9 @@ class TransformersLM(CausalLM):
         finally:
             self.model.set_attn_implementation(NAME)
         return logits.float()
+
+    def _with_length(self, _module: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs, named | {"cache": PastPositions(self._step.positions)}
 
 
 def _shallow_copy(model: PreTrainedModel, name: str, module: nn.Module) -> PreTrainedModel:

@@ -161,3 +161,41 @@ def test_every_parameter_has_the_dtype_that_is_set(setting: Any, dtype: torch.dt
     model = load_model(folder, read_config(folder), setting)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert not any(parameter.requires_grad or parameter.is_meta for parameter in model.parameters())
+
+
+def test_parts_without_an_index_are_read(tmp_path: Path) -> None:
+    folder = copy("llama-sharded", tmp_path)
+    expected = parameters(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    assert all(torch.equal(value, expected[name]) for name, value in parameters(folder).items())
+    min(folder.glob("model-*.safetensors")).unlink()
+    assert "lacks part 1 of" in refusal(folder)
+
+
+def test_weights_in_the_format_of_pytorch_alone_are_refused_by_name(tmp_path: Path) -> None:
+    folder = copy("llama", tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "save_pretrained" in refusal(folder)
+
+
+def test_a_pointer_in_place_of_the_weights_is_named(tmp_path: Path) -> None:
+    folder = copy("llama", tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 269060552\n"
+    (folder / "model.safetensors").write_text(pointer)
+    assert "git lfs pull" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "llama"])
+def test_names_without_the_prefix_of_the_model_are_known(tmp_path: Path, name: str) -> None:
+    """As the hub's GPT-2 has them."""
+    folder = copy(name, tmp_path)
+    expected = parameters(folder)
+
+    def without_prefix(tensors: Tensors) -> None:
+        for stored in list(tensors):
+            prefix, _, rest = stored.partition(".")
+            if prefix in {"transformer", "gpt_neox", "model"}:
+                tensors[rest] = tensors.pop(stored)
+
+    edit_weights(folder, without_prefix)
+    assert all(torch.equal(value, expected[name]) for name, value in parameters(folder).items())

@@ -15,6 +15,7 @@ from pagewire.services.executor.devices.cpu.compiled_model import Linear
 from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.tensors import open_tensors
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import checkpoint
@@ -100,6 +101,21 @@ def check_integers(folder: Path, *, expressible: bool) -> None:
             whole = torch.empty(source.shape(module))
             source.read({module: whole})
             torch.testing.assert_close(integers.dequantize(), whole, rtol=1e-6, atol=1e-7)
+
+
+def test_symmetric_zeros_that_are_stored_as_they_are_are_known(tmp_path: Path) -> None:
+    """Some tools do so, although they name the layout that stores each zero minus one."""
+    folder = write(checkpoint("llama"), tmp_path, gptq(4, form="gptq_v2"))
+    set_config(folder, read_config(folder)["quantization_config"] | {"checkpoint_format": "gptq"})
+    found, expected = parameters(folder), parameters(tmp_path / "plain")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_other_zeros_than_the_settings_say_are_refused(tmp_path: Path) -> None:
+    folder = write(checkpoint("llama"), tmp_path, gptq(4, symmetric=False))
+    set_config(folder, read_config(folder)["quantization_config"] | {"sym": True})
+    with pytest.raises(ConfigurationError, match=r"qzeros has zeros other than 8, although .* says sym"):
+        parameters(folder)
 
 
 @pytest.mark.parametrize("name", ["gptq asymmetric", "gptq 3 bits", "awq", "int8 channel", "modelopt nvfp4"])

@@ -63,3 +63,16 @@ def test_the_self_test_finds_a_wrong_constant(tmp_path: Path) -> None:
     model.spec = replace(model.spec, layers=layers)
     with pytest.raises(ConfigurationError, match=r"granite.*differ"):
         SelfTest(model, GatheredPool, 8, 64).run(model)
+
+
+def test_a_scale_that_depends_on_the_position_is_that_of_the_model(drive: Drive, tmp_path: Path) -> None:
+    """Llama 4 scales queries beyond `floor_scale`, and takes their positions from the length of its cache."""
+    config = tiny_config("llama4_text")
+    config.floor_scale, config.attn_scale = 8, 2.0
+    model = save(config, tmp_path)
+    (case,) = cases(model, (30,), TOKENS)
+    driver = drive(tmp_path)
+    driver.add(0, len(case.prompt) + TOKENS)
+    assert driver.generate(0, case.prompt, TOKENS, chunk=11) == case.tokens
+    loaded = load_decoder(tmp_path, read_config(tmp_path), torch.float32)
+    assert SelfTest(loaded, GatheredPool, 8, 64).run(loaded) < 1e-5
