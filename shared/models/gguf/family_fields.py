@@ -17,7 +17,7 @@ _BAICHUAN_13B = 40
 
 
 def llama(keys: Keys) -> dict[str, Any]:
-    """Mistral and Mixtral, which are published as Llama."""
+    """Returns the fields of Llama, or of Mistral and Mixtral, which are published as Llama."""
     if keys.number("expert_count", 0):
         return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
     if window := keys.number("attention.sliding_window", 0):
@@ -26,7 +26,7 @@ def llama(keys: Keys) -> dict[str, Any]:
 
 
 def mistral3(keys: Keys) -> dict[str, Any]:
-    """Mistral 3: a temperature that grows with the position."""
+    """Returns the fields of Mistral 3, whose scores are scaled by the position."""
     rope = rope_parameters(keys)
     scale = keys.real("attention.temperature_scale", 0.0)
     length = keys.number("rope.scaling.original_context_length", keys.number("context_length"))
@@ -38,7 +38,7 @@ def mistral3(keys: Keys) -> dict[str, Any]:
 
 
 def qwen2_moe(keys: Keys) -> dict[str, Any]:
-    """Qwen 2 MoE."""
+    """Returns the fields of Qwen 2 MoE."""
     return {
         "shared_expert_intermediate_size": keys.rows("ffn_up_shexp"),
         "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
@@ -47,12 +47,12 @@ def qwen2_moe(keys: Keys) -> dict[str, Any]:
 
 
 def qwen3_moe(_keys: Keys) -> dict[str, Any]:
-    """Qwen 3 MoE."""
+    """Returns the fields of Qwen 3 MoE."""
     return {"norm_topk_prob": True}  # llama.cpp has no key for it
 
 
 def gemma2(keys: Keys) -> dict[str, Any]:
-    """Gemma 2."""
+    """Returns the fields of Gemma 2."""
     return keys.sliding(pattern=2, window=4096) | {
         "query_pre_attn_scalar": _query_scalar(keys, layers=46),
         "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
@@ -61,7 +61,7 @@ def gemma2(keys: Keys) -> dict[str, Any]:
 
 
 def gemma3(keys: Keys) -> dict[str, Any]:
-    """Gemma 3."""
+    """Returns the fields of Gemma 3."""
     return keys.sliding(pattern=6) | {
         "query_pre_attn_scalar": _query_scalar(keys, layers=62),
         "attn_logit_softcapping": None,
@@ -84,7 +84,7 @@ def _ropes_by_kind(keys: Keys, local_theta: float = 10000.0) -> dict[str, Any]:
 
 
 def gemma3n(keys: Keys) -> dict[str, Any]:
-    """Gemma 3n."""
+    """Returns the fields of Gemma 3n."""
     thresholds = keys.reals("activation_sparsity_scale")
     return keys.sliding(pattern=5) | {
         "rope_parameters": _ropes_by_kind(keys),
@@ -104,7 +104,7 @@ def gemma3n(keys: Keys) -> dict[str, Any]:
 
 
 def gemma4(keys: Keys) -> dict[str, Any]:
-    """Gemma 4."""
+    """Returns the fields of Gemma 4."""
     kinds = keys.sliding(pattern=6, window=512)
     is_full = [kind == "full_attention" for kind in kinds["layer_types"]]
     inner, kv_heads = keys.reals("feed_forward_length"), keys.reals("attention.head_count_kv")
@@ -142,12 +142,12 @@ def gemma4(keys: Keys) -> dict[str, Any]:
 
 
 def olmo(keys: Keys) -> dict[str, Any]:
-    """OLMo."""
+    """Returns the fields of OLMo."""
     return {"clip_qkv": keys.real("attention.clamp_kqv", 0.0) or None}
 
 
 def olmo2(keys: Keys) -> dict[str, Any]:
-    """OLMo 2, or OLMo 3, which has windows."""
+    """Returns the fields of OLMo 2, or of OLMo 3, which has windows."""
     if not keys.number("attention.sliding_window", 0):
         return {}
     return keys.sliding(pattern=4) | {
@@ -158,12 +158,12 @@ def olmo2(keys: Keys) -> dict[str, Any]:
 
 
 def smollm3(_keys: Keys) -> dict[str, Any]:
-    """SmolLM3."""
+    """Returns the fields of SmolLM3."""
     return {"no_rope_layer_interval": 4}
 
 
 def gpt2(keys: Keys) -> dict[str, Any]:
-    """GPT-2 and StarCoder."""
+    """Returns the fields of GPT-2 and StarCoder."""
     return {
         "n_positions": keys.number("context_length"),
         "n_embd": keys.number("embedding_length"),
@@ -175,7 +175,7 @@ def gpt2(keys: Keys) -> dict[str, Any]:
 
 
 def gpt_neox(keys: Keys) -> dict[str, Any]:
-    """GPT-NeoX."""
+    """Returns the fields of GPT-NeoX."""
     return {
         "rotary_pct": keys.number("rope.dimension_count", keys.head_size) / keys.head_size,
         "use_parallel_residual": keys.flag("use_parallel_residual", default=True),
@@ -183,12 +183,12 @@ def gpt_neox(keys: Keys) -> dict[str, Any]:
 
 
 def starcoder2(keys: Keys) -> dict[str, Any]:
-    """StarCoder 2."""
+    """Returns the fields of StarCoder 2."""
     return {"use_bias": keys.tensor("attn_q", "bias") is not None, "sliding_window": None}
 
 
 def stablelm(keys: Keys) -> dict[str, Any]:
-    """StableLM."""
+    """Returns the fields of StableLM."""
     return {
         "use_qkv_bias": keys.tensor("attn_q", "bias") is not None,
         "qk_layernorm": keys.tensor("attn_q_norm") is not None,
@@ -197,28 +197,28 @@ def stablelm(keys: Keys) -> dict[str, Any]:
 
 
 def cohere(keys: Keys) -> dict[str, Any]:
-    """Command R."""
+    """Returns the fields of Command R."""
     return {"logit_scale": keys.real("logit_scale", 1.0), "use_qk_norm": keys.tensor("attn_q_norm") is not None}
 
 
 def cohere2(keys: Keys) -> dict[str, Any]:
-    """Command R7B and A."""
+    """Returns the fields of Command R7B and A."""
     return keys.sliding(pattern=4) | {"logit_scale": keys.real("logit_scale", 1.0)}
 
 
 def exaone4(keys: Keys) -> dict[str, Any]:
-    """EXAONE 4."""
+    """Returns the fields of EXAONE 4."""
     return keys.sliding(pattern=4) | {"sliding_window_pattern": None}
 
 
 def exaone_moe(keys: Keys) -> dict[str, Any]:
-    """EXAONE MoE."""
+    """Returns the fields of EXAONE MoE."""
     dense, layers = keys.number("leading_dense_block_count", 1), keys.layers
     return exaone4(keys) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
 
 
 def granite(keys: Keys) -> dict[str, Any]:
-    """Granite and MiniCPM."""
+    """Returns the fields of Granite and MiniCPM."""
     fields = {
         "attention_multiplier": keys.real("attention.scale", 0.0) or keys.head_size**-0.5,
         "embedding_multiplier": keys.real("embedding_scale", 1.0) or 1.0,
@@ -232,7 +232,7 @@ def granite(keys: Keys) -> dict[str, Any]:
 
 
 def ernie(keys: Keys) -> dict[str, Any]:
-    """ERNIE 4.5."""
+    """Returns the fields of ERNIE 4.5."""
     return {
         "use_bias": keys.tensor("attn_q", "bias") is not None,
         "moe_num_shared_experts": keys.number("expert_shared_count", 0),
@@ -243,17 +243,17 @@ def ernie(keys: Keys) -> dict[str, Any]:
 
 
 def glm4_moe(keys: Keys) -> dict[str, Any]:
-    """GLM 4 MoE."""
+    """Returns the fields of GLM 4 MoE."""
     return {"use_qk_norm": keys.tensor("attn_q_norm") is not None}
 
 
 def seed_oss(keys: Keys) -> dict[str, Any]:
-    """Seed-OSS."""
+    """Returns the fields of Seed-OSS."""
     return {"attention_out_bias": keys.tensor("attn_output", "bias") is not None}
 
 
 def deepseek2(keys: Keys) -> dict[str, Any]:
-    """DeepSeek V2 and V3."""
+    """Returns the fields of DeepSeek V2 and V3."""
     rotated = keys.number("rope.dimension_count")
     head = keys.number("attention.key_length_mla", keys.number("attention.key_length", 0))
     sigmoid = keys.number("expert_gating_func", 1) == 2 or keys.tensor("exp_probs_b", "bias") is not None
@@ -285,7 +285,7 @@ def deepseek2(keys: Keys) -> dict[str, Any]:
 
 
 def minicpm3(keys: Keys) -> dict[str, Any]:
-    """MiniCPM 3."""
+    """Returns the fields of MiniCPM 3."""
     heads, rotated = keys.number("attention.head_count"), keys.number("rope.dimension_count")
     plain = keys.number("attention.key_length") - rotated
     rope = {key: value for key, value in rope_parameters(keys).items() if key != "partial_rotary_factor"}
@@ -305,7 +305,7 @@ def minicpm3(keys: Keys) -> dict[str, Any]:
 
 
 def llama4(keys: Keys) -> dict[str, Any]:
-    """Llama 4."""
+    """Returns the fields of Llama 4."""
     return {
         "intermediate_size": keys.rows("ffn_up_exps"),
         "intermediate_size_mlp": keys.number("feed_forward_length"),
@@ -316,19 +316,23 @@ def llama4(keys: Keys) -> dict[str, Any]:
 
 
 def baichuan(keys: Keys) -> dict[str, Any]:
-    """Baichuan of 7B, which is a Llama."""
+    """Returns the fields of Baichuan; that of 7B is a Llama.
+
+    Raises:
+        ConfigurationError: it is that of 13B.
+    """
     if keys.layers == _BAICHUAN_13B:
         raise ConfigurationError(f"{keys.model.path} has scores that depend on distance by a bias: not supported")
     return {}
 
 
 def minimax_m2(keys: Keys) -> dict[str, Any]:
-    """MiniMax M2."""
+    """Returns the fields of MiniMax M2."""
     return {"rotary_dim": keys.number("rope.dimension_count")}
 
 
 def gpt_oss(keys: Keys) -> dict[str, Any]:
-    """gpt-oss."""
+    """Returns the fields of gpt-oss."""
     rope = rope_parameters(keys)
     return keys.sliding(pattern=2) | {
         "intermediate_size": keys.rows("ffn_up_exps"),
@@ -337,7 +341,7 @@ def gpt_oss(keys: Keys) -> dict[str, Any]:
 
 
 def afmoe(keys: Keys) -> dict[str, Any]:
-    """AFMoE."""
+    """Returns the fields of AFMoE."""
     return keys.sliding(pattern=4) | {
         "mup_enabled": True,
         "num_shared_experts": keys.number("expert_shared_count", 0),
@@ -347,15 +351,10 @@ def afmoe(keys: Keys) -> dict[str, Any]:
 
 
 def phimoe(keys: Keys) -> dict[str, Any]:
-    """Phi MoE."""
+    """Returns the fields of Phi MoE."""
     return {"lm_head_bias": "output.bias" in keys.model.tensors, "sliding_window": None}
 
 
 def phi3(keys: Keys) -> dict[str, Any]:
-    """Phi 3."""
+    """Returns the fields of Phi 3."""
     return {"sliding_window": keys.number("attention.sliding_window", 0) or None}
-
-
-def biased(keys: Keys) -> dict[str, Any]:
-    """Families whose feed-forward layers may have biases."""
-    return {"mlp_bias": keys.tensor("ffn_down", "bias") is not None}
