@@ -105,7 +105,13 @@ class RequestEncoder:
         digest = digest_of(request)
         sampling = sampling_checks.resolve(
             params,
-            max_tokens=tokens_to_generate(lengths, params, self._limits, return_token_ids=request.return_token_ids),
+            max_tokens=tokens_to_generate(
+                lengths,
+                params,
+                self._limits,
+                return_token_ids=request.return_token_ids,
+                clamp=request.clamp_max_tokens,
+            ),
             seed=sampling_checks.draw_seed(params, self._seed, digest),
             eos=model.eos,
             vocab_size=model.vocab_size,
