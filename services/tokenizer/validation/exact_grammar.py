@@ -21,6 +21,7 @@ from pagewire.services.tokenizer.validation.large_integers import (
     is_large,
 )
 from pagewire.services.tokenizer.validation.schema_references import (
+    DEFINITIONS,
     Schema,
     definitions_of,
     leading,
@@ -140,7 +141,9 @@ class _Writer:
             if beside and isinstance(schema, dict):
                 with suppress(GrammarError):
                     return self._named(schema, resource, beside=True)
-            return self._json(schema, resource)
+            with suppress(LookupError):
+                return self._json(schema, resource)
+            return self._named(schema, resource, beside=True)
         return self._named(schema, resource)
 
     def _named(self, schema: Schema, resource: Schema, *, beside: bool = False) -> str:
@@ -182,7 +185,9 @@ class _Writer:
                 written.append(write(schema, resource))
                 kinds.remove(kind)
         if kinds:
-            written.append(self._json({**schema, "type": sorted(kinds)}, resource))
+            others = {*DEFINITIONS, *(() if "array" in kinds else _ARRAY), *(() if "object" in kinds else _OBJECT)}
+            rest = {name: value for name, value in schema.items() if name not in others}
+            written.append(self._json({**rest, "type": sorted(kinds)}, resource))
         return _either(written)
 
     def _combined(self, keyword: str, value: Any, resource: Schema, beside: bool) -> str:

@@ -6,6 +6,7 @@ Each value of a rewritten schema fulfils the schema as it was sent.
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import combinations
 from typing import Any
 
 from pagewire.services.tokenizer.validation.json_schemas import map_parts
@@ -30,6 +31,10 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
 }
 """Values with which a keyword constrains nothing. null, which some generators write, is another one."""
+MOST_IN_SET = 6
+"""Values of which all sets are enumerated."""
+_PYTHON = {"string": str, "integer": int}
+"""Python's types of enumerated values, by the type in their schema."""
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 HOSTNAME = rf"^(?=.{{1,253}}\.?$){_LABEL}(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{{0,61}}[0-9a-zA-Z])?)*\.?$"
 """zod's pattern of host names."""
@@ -79,6 +84,7 @@ def simplified(schema: Any, resource: Mapping[str, Any] | None = None) -> Any:
         if pattern == HOSTNAME:
             kept["maxLength"] = min(MOST_CHARACTERS, kept.get("maxLength", MOST_CHARACTERS))
     _name_properties(kept, resource)
+    _enumerate_sets(kept, resource)
     inner: dict[str, Any] = map_parts(kept, lambda part: simplified(part, resource))
     return inner
 
@@ -94,12 +100,35 @@ def _says_nothing(name: str, value: object, schema: Mapping[str, Any]) -> bool:
     return any(type(value) is type(nothing) and value == nothing for nothing in _SAYS_NOTHING.get(name, ()))
 
 
+def _enumerate_sets(schema: dict[str, Any], resource: Mapping[str, Any]) -> None:
+    """Replaces `uniqueItems` of a few enumerated values by all sets of them, in the order of the schema."""
+    items = _dereferenced(schema.get("items"), resource)
+    if schema.get("uniqueItems") is not True or not isinstance(items, dict) or {"enum", "const"} & schema.keys():
+        return
+    values = [items["const"]] if "const" in items else items.get("enum")
+    if not isinstance(values, list) or len(values) > MOST_IN_SET or len(set(map(repr, values))) < len(values):
+        return
+    if items.keys() - {"const", "description", "enum", "title", "type"} or schema.keys() & {"contains", "prefixItems"}:
+        return
+    if "type" in items and not all(type(value) is _PYTHON.get(items["type"]) for value in values):
+        return
+    least, most = schema.pop("minItems", 0), schema.pop("maxItems", len(values))
+    sizes = [size for size in range(len(values) + 1) if least <= size <= most]
+    del schema["uniqueItems"], schema["items"]
+    schema["enum"] = [list(some) for size in sizes for some in combinations(values, size)]
+
+
+def _dereferenced(schema: Any, resource: Mapping[str, Any]) -> Any:
+    """Returns the schema that a reference without other keywords leads to, or the schema itself."""
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+        with suppress(LookupError):
+            return pointed(reference, resource)[0]
+    return schema
+
+
 def _name_properties(schema: dict[str, Any], resource: Mapping[str, Any]) -> None:
     """Replaces `propertyNames` by properties or patterns with the same names, if it can."""
-    names = schema.get("propertyNames")
-    if isinstance(names, dict) and isinstance(reference := names.get("$ref"), str):
-        with suppress(LookupError):
-            names, _ = pointed(reference, resource)
+    names = _dereferenced(schema.get("propertyNames"), resource)
     if not isinstance(names, dict) or "patternProperties" in schema or names.get("type", "string") != "string":
         return
     constraints = names.keys() - {"type", "title", "description"}

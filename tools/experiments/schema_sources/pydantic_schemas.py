@@ -139,6 +139,6 @@ def _type(draw: random.Random, depth: int) -> Any:
             two = _model(draw, depth - 1, type=(Literal["two"], ...))
             return Annotated[Union[one, two], Field(discriminator="type")]  # noqa: UP007
         case 8:
-            return set[draw.choice([int, str])]  # type: ignore[misc]
+            return set[draw.choice([int, str, Color, Literal["a", "b", "c"]])]  # type: ignore[misc]
         case _:
             return _model(draw, depth - 1)

@@ -104,6 +104,15 @@ def test_bounds_of_64_bits_are_exact(kind: str, lower: str, upper: str, one: int
         ),
         (
             {
+                "type": ["object", "null"],
+                "properties": {"a": {"const": ID}, "b": {"$ref": "#/properties/c"}, "c": record(d=NULL)},
+                "$defs": {"unused": {"$ref": "#/properties/b"}},
+            },
+            ["null", f'{{"a":{ID},"b":{{"d":null}},"c":{{"d":null}}}}'],
+            [f'{{"a":{ID},"b":null}}', '{"a":1}'],
+        ),
+        (
+            {
                 "$schema": "http://json-schema.org/draft-07/schema#",
                 "type": "array",
                 "items": [{"const": ID}, NULL],

@@ -42,6 +42,12 @@ NUMBER = {"type": "number"}
             '{"red":1}',
             '{"blue":1}',
         ),
+        ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", 2]}, "minItems": 1}, '["a",2]', '["a","a"]'),
+        (
+            {"uniqueItems": True, "items": {"$ref": "#/$defs/C"}, "$defs": {"C": {"type": "string", "enum": ["a"]}}},
+            '["a"]',
+            '["a","a"]',
+        ),
         ({"type": "string", "format": "binary", "maxLength": 1}, '"a"', '"ab"'),
         ({"type": "string", "format": "hostname", "pattern": HOSTNAME}, '"a.b-c.de"', '"-a.de"'),
         ({"type": "string", "pattern": list(PATTERNS)[1]}, '"👍🏽"', '"12"'),
