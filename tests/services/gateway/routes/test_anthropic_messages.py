@@ -215,6 +215,12 @@ def named_call(text: str, reason: Any = "stop") -> Result:
     return Result("r1", [Choice(0, text, [5], reason)], Usage(3, 1), chat_format=form)
 
 
+async def test_a_strict_tool_reaches_the_pipeline_as_one(gateway: Gateway) -> None:
+    await ask(gateway, tools=[{**TOOL, "strict": True}, {**TOOL, "name": "other"}])
+    (request,) = gateway.responder.requests
+    assert [tool["function"].get("strict") for tool in request.tools or ()] == [True, None]
+
+
 async def test_a_forced_call_ends_with_tool_use(gateway: Gateway) -> None:
     gateway.responder.script = lambda request: [named_call('{"city": "Bern"}')]
     body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED)).json
