@@ -3,24 +3,16 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 import structlog
 from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import Span
 
-from pagewire.services.tokenizer.chat.call_grammar import call_rule
+from pagewire.services.tokenizer.answer_grammar import answer_grammar
 from pagewire.services.tokenizer.chat.chat_template import Conversation
-from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import (
-    chat_format,
-    check_shown,
-    form_of_calls,
-    progress_of,
-    tool_names,
-)
+from pagewire.services.tokenizer.chat.tool_use import Progress, chat_format, check_shown, progress_of
 from pagewire.services.tokenizer.request_checker import TOO_LATE, CheckedRequest
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import note
@@ -37,7 +29,7 @@ from pagewire.services.tokenizer.validation.request_checks import (
     truncate,
 )
 from pagewire.shared.client_protocol.client_requests import unencodable
-from pagewire.shared.errors import DeadlineExceeded, InvalidRequest
+from pagewire.shared.errors import DeadlineExceeded
 from pagewire.shared.messages.client import ChatFormat, GenerateRequest, SamplingParams
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 from pagewire.shared.messages.work import Sampling
@@ -94,9 +86,9 @@ class RequestEncoder:
         params = request.sampling
         try:
             async with asyncio.timeout(checked.seconds_left()):
-                prompts, form, around = await self._encode_prompts(checked)
+                prompts, form, progress = await self._encode_prompts(checked)
                 bad_words = await self._encode_bad_words(params)
-                grammar = await self._grammar(request, around)
+                grammar = await answer_grammar(model.grammars, model.formats, request, form, progress)
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
@@ -105,7 +97,13 @@ class RequestEncoder:
         digest = digest_of(request)
         sampling = sampling_checks.resolve(
             params,
-            max_tokens=tokens_to_generate(lengths, params, self._limits, return_token_ids=request.return_token_ids),
+            max_tokens=tokens_to_generate(
+                lengths,
+                params,
+                self._limits,
+                return_token_ids=request.return_token_ids,
+                clamp=request.clamp_max_tokens,
+            ),
             seed=sampling_checks.draw_seed(params, self._seed, digest),
             eos=model.eos,
             vocab_size=model.vocab_size,
@@ -131,40 +129,28 @@ class RequestEncoder:
         (ids,) = await self._model.encoder.encode([text], special=special)
         return TokenizeReply(ids, self._model.encoder.spell(ids) if request.return_token_strs else None)
 
-    async def _encode_prompts(self, checked: CheckedRequest) -> tuple[Sequence[Sequence[int]], ChatFormat | None, str]:
-        """Returns the ids of each prompt, the format of the answers to a conversation, and the grammar of what may come
-        before the text whose form the request asks for, or instead of it: reasoning and calls."""
+    async def _encode_prompts(
+        self, checked: CheckedRequest
+    ) -> tuple[Sequence[Sequence[int]], ChatFormat | None, Progress]:
+        """Returns the ids of each prompt, and the format and the reasoning of the answers to a conversation."""
         request, encoder, formats = checked.request, self._model.encoder, self._model.formats
         special = request.add_special_tokens
         match checked.prompts:
             case TextPrompts(texts):
                 self._check_texts(texts, request)
-                return await encoder.encode(texts, special=special is not False), None, ""
+                return await encoder.encode(texts, special=special is not False), None, Progress.OVER
             case ChatPrompt(conversation):
                 text = await self._render(conversation)
                 self._check_texts([text], request)
                 progress = progress_of(request, formats, text)
-                form, names = chat_format(request, formats, progress), tool_names(request)
-                call = ""
-                if form is not None and request.sampling.structured_outputs is not None:
-                    call = call_rule(form.tool_calls, names, formats.token_ids)
-                around = reasoning_grammar(formats.reasoning, progress, formats.token_ids, call)
-                return await encoder.encode([text], special=bool(special)), form, around
+                prompts = await encoder.encode([text], special=bool(special))
+                return prompts, chat_format(request, formats, progress), progress
             case TokenPrompts(prompts):
-                return prompts, None, ""
+                return prompts, None, Progress.OVER
 
     async def _render(self, conversation: Conversation) -> str:
         conversation.tools_as_text = self._model.formats.tools_as_text
         return await self._renderer.render(conversation)
-
-    async def _grammar(self, request: GenerateRequest, around: str) -> str:
-        """Returns the grammar of the answers, with `around` it; empty: they are free. Calls of tools that the model may
-        write have one as far as it can be compiled."""
-        grammars, structured = self._model.grammars, request.sampling.structured_outputs
-        if structured is None and (calls := form_of_calls(request, self._model.formats)) is not None:
-            with suppress(InvalidRequest):
-                return await grammars.grammar(calls, around)
-        return await grammars.grammar(structured, around)
 
     def _check_texts(self, texts: Sequence[str], request: GenerateRequest) -> None:
         """Logs the prompts if they are to be logged, and refuses those that are too long to be encoded."""

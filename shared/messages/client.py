@@ -190,6 +190,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Whether the model may call tools, must call some, or must call a named one; None: it may, if there are any."""
     parallel_tool_calls: bool = True
     """Whether an answer may have more than one call."""
+    clamp_max_tokens: bool = False
+    """Whether a `max_tokens` beyond the context becomes what the context leaves, instead of an error."""
 
 
 class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -38,11 +38,11 @@ LINES = {
     "greeting": GREETING,
     "form": json.dumps(ARGUMENTS["City"]),
     **{
-        name: f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        name: f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
         for name, arguments in ARGUMENTS.items()
     },
 }
-"""Text of a line by its name."""
+"""Text of a line by its name. A call ends with a line break: llguidance takes no token from < to > as text."""
 TEMPLATE = (
     "{% set known = " + json.dumps(list(ARGUMENTS)) + " %}"
     "{% set now = namespace(line='greeting', computing=false, result=false, tool='') %}"

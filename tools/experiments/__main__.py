@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "replicas",
     "report",
     "rounding",
+    "schemas",
     "several_models",
     "sim",
     "store_changes",

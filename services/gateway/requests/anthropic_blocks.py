@@ -120,6 +120,8 @@ def tools_of(tools: Iterable[Any], unknown: UnknownFields) -> list[dict[str, Any
         match tool:
             case {"name": str(name), "input_schema": dict(schema)} if tool.get("type") in {None, "custom"}:
                 function = {"name": name, "parameters": schema, "description": tool.get("description") or ""}
+                if tool.get("strict") is True:
+                    function["strict"] = True
                 functions.append({"type": "function", "function": function})
             case {"type": str(versioned), "name": str(name)} if (kind := tool_kind(versioned)) in _CLIENT_TOOLS:
                 description, properties, required = _CLIENT_TOOLS[kind]

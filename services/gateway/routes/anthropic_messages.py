@@ -66,7 +66,7 @@ class Message(msgspec.Struct):
     content: list[Content]
     usage: Usage
     stop_reason: str | None = None
-    """end_turn, max_tokens, stop_sequence or tool_use."""
+    """end_turn, max_tokens, model_context_window_exceeded, stop_sequence or tool_use."""
     stop_sequence: str | None = None
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -80,7 +80,9 @@ class Messages(Api):
         request = decode(body, unknown)
         if request.max_tokens is None:
             raise invalid_field("max_tokens", "is required: say how many tokens the answer may have")
-        return call_of(*chat_request.of_fields(chat_fields(request, unknown)))
+        call = call_of(*chat_request.of_fields(chat_fields(request, unknown)))
+        call.arguments["clamp_max_tokens"] = True
+        return call
 
     @override
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Message:
@@ -88,21 +90,22 @@ class Messages(Api):
         (choice,) = result.choices
         contents = _contents(reader.blocks(choice))
         message = Message(f"msg_{stream.request_id}", stream.model, contents, _usage(result.usage))
-        message.stop_reason, message.stop_sequence = _stop(choice, reader)
+        message.stop_reason, message.stop_sequence = _stop(choice, reader, result.usage, call)
         return message
 
     @override
     async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
         message = Message(f"msg_{stream.request_id}", stream.model, [], Usage(0, 0))
-        return AnthropicEvents(reader_of(call, stream.request_id, stream.chat_format), message)
+        return AnthropicEvents(reader_of(call, stream.request_id, stream.chat_format), message, call)
 
 
 class AnthropicEvents(BlockEvents):
     """The events of Anthropic's messages."""
 
-    def __init__(self, reader: AnswerReader, message: Message) -> None:
-        """`message`: the message before its first block."""
+    def __init__(self, reader: AnswerReader, message: Message, call: ApiCall) -> None:
+        """`message`: the message before its first block; `call`: the request."""
         super().__init__(reader)
+        self._call = call
         self._message = message
         self._index = -1
         """Index of the last block that has begun."""
@@ -134,7 +137,7 @@ class AnthropicEvents(BlockEvents):
 
     @override
     def finish(self, choice: FinalChoice, usage: wire.Usage) -> bytes:
-        reason, sequence = _stop(choice, self._reader)
+        reason, sequence = _stop(choice, self._reader, usage, self._call)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
 
@@ -171,13 +174,19 @@ def _input(arguments: str) -> dict[str, Any] | None:
         return None
 
 
-def _stop(end: Choice | FinalChoice, reader: AnswerReader) -> tuple[str, str | None]:
-    """Returns why a message ends, and the stop sequence that ends it."""
+def _stop(end: Choice | FinalChoice, reader: AnswerReader, usage: wire.Usage, call: ApiCall) -> tuple[str, str | None]:
+    """Returns why a message ends, and the stop sequence that ends it.
+
+    Anthropic's models of today take a `max_tokens` beyond the context, and say so where the context ends the message.
+    """
     if reader.calls(end):
         return "tool_use", None
     if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
         return "stop_sequence", end.stop_reason
-    return "max_tokens" if end.finish_reason == "length" else "end_turn", None
+    if end.finish_reason != "length":
+        return "end_turn", None
+    cut = usage.completion_tokens < call.arguments["max_tokens"]
+    return "model_context_window_exceeded" if cut else "max_tokens", None
 
 
 def _usage(usage: wire.Usage) -> Usage:

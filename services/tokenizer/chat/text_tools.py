@@ -7,7 +7,6 @@ from typing import Any
 
 from pagewire.services.tokenizer.chat.template_probe import Message
 from pagewire.shared.chat.formats import hermes
-from pagewire.shared.messages.client import StructuredOutputsParams
 
 _BEGIN = f'{hermes.OPEN}\n{{"name": '
 _ARGUMENTS = ', "arguments": '
@@ -40,19 +39,6 @@ def with_text_tools(messages: Sequence[Message], tools: Sequence[Message]) -> li
         first = {**turns[0], "content": joined(turns[0].get("content"), instructions)}
         return [first, *turns[1:]]
     return [{"role": "system", "content": instructions}, *turns]
-
-
-def auto_grammar(tools: Sequence[Message]) -> StructuredOutputsParams:
-    """Returns the form of an answer that may call tools: text, in which each call that is begun is valid."""
-    structures = [
-        {
-            "begin": f"{_BEGIN}{json.dumps(tool['function']['name'])}{_ARGUMENTS}",
-            "schema": {"type": "object", **(tool["function"].get("parameters") or {})},
-            "end": _END,
-        }
-        for tool in tools
-    ]
-    return StructuredOutputsParams(structural_tag={"triggers": [hermes.OPEN], "structures": structures})
 
 
 def text_of(content: Any) -> str:

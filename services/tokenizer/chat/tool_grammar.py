@@ -15,20 +15,23 @@ def tool_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, 
     """
     functions = [tool["function"] for tool in tools]
     if choice is not None:
-        return next(_parameters(function) for function in functions if function["name"] == choice.function.name)
+        return next(parameters_of(function) for function in functions if function["name"] == choice.function.name)
     limit = {"maxItems": 1} if single else {}
+    calls = call_schema(functions)
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls["anyOf"]}, "$defs": calls["$defs"]}
+
+
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the JSON schema of a call of one of the functions."""
     return {
-        "type": "array",
-        "minItems": 1,
-        **limit,
-        "items": {"anyOf": [_call(function["name"], index) for index, function in enumerate(functions)]},
+        "anyOf": [_call(function["name"], index) for index, function in enumerate(functions)],
         "$defs": {
-            str(index): {"$id": f"tool:{index}", **_parameters(function)} for index, function in enumerate(functions)
+            str(index): {"$id": f"tool:{index}", **parameters_of(function)} for index, function in enumerate(functions)
         },
     }
 
 
-def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schema of a function's arguments, which are an object."""
     schema: dict[str, Any] = function.get("parameters") or {}
     return {"type": "object", **schema}

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from pagewire.services.tokenizer.chat.format_recognition import Formats
-from pagewire.services.tokenizer.chat.text_tools import auto_grammar
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
 from pagewire.shared.client_protocol.client_requests import check_free_form
@@ -69,11 +68,6 @@ def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
     return names
 
 
-def tool_names(request: GenerateRequest) -> list[str]:
-    """Returns the names of a request's tools, which `check_tools` has checked."""
-    return [tool["function"]["name"] for tool in request.tools or ()]
-
-
 def with_forced_call(request: GenerateRequest) -> SamplingParams:
     """Returns the sampling parameters of a request, with a grammar if the answer must call tools: any other form is
     then without an object. `check_tools` has checked the request."""
@@ -82,13 +76,6 @@ def with_forced_call(request: GenerateRequest) -> SamplingParams:
         return request.sampling
     schema = tool_grammar(request.tools, choice, single=not request.parallel_tool_calls)
     return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
-
-
-def form_of_calls(request: GenerateRequest, formats: Formats) -> StructuredOutputsParams | None:
-    """Returns the form of an answer that may call tools which are texts of the prompt; None: it has none."""
-    if not request.tools or not formats.tools_as_text or request.tool_choice not in {None, "auto"}:
-        return None
-    return None if request.sampling.beam_width else auto_grammar(request.tools)
 
 
 def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress") -> ChatFormat | None:
@@ -110,7 +97,7 @@ def chat_format(request: GenerateRequest, formats: Formats, progress: "Progress"
                 calls = formats.tool_calls
     if not (calls or formats.reasoning):
         return None
-    texts = {tool["function"]["name"]: _text_arguments(tool["function"]) for tool in request.tools or ()}
+    texts = {tool["function"]["name"]: text_arguments(tool["function"]) for tool in request.tools or ()}
     return ChatFormat(
         calls,
         formats.reasoning,
@@ -146,7 +133,7 @@ def progress_of(request: GenerateRequest, formats: Formats, prompt: str) -> Prog
     return Progress.OVER if prompt.rstrip().endswith(end) else Progress.AHEAD
 
 
-def _text_arguments(function: Mapping[str, Any]) -> list[str]:
+def text_arguments(function: Mapping[str, Any]) -> list[str]:
     """Returns the names of the arguments that are texts by the function's schema."""
     properties = (function.get("parameters") or {}).get("properties")
     return [name for name, schema in properties.items() if _is_text(schema)] if isinstance(properties, dict) else []

@@ -1,18 +1,15 @@
 """Rewrites JSON schemas into ones that llguidance compiles. Pure."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 JsonSchema = dict[str, Any] | bool
 
-FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
-)
-"""Formats that llguidance knows. JSON Schema lets a validator ignore any other."""
-_MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are maps from names to schemas."""
-_DATA = frozenset({"const", "default", "enum", "example", "examples", "required"})
+DATA = frozenset({"const", "default", "enum", "example", "examples", "required"})
 """Keywords whose values are no schemas."""
 
 
@@ -35,7 +32,7 @@ def closed(schema: Any) -> Any:
 def stricter(schema: Any) -> Any:
     """Returns a schema with fewer of the keywords that llguidance lacks. Each of its values fulfils `schema` too.
 
-    Unknown formats are dropped. Properties that depend on another one are required even without it. Where a number of
+    Properties that depend on another one are required even without it. Where a number of
     properties is required, the first ones are. Each alternative of a `oneOf` that llguidance could not tell from
     another one forbids a property that the other requires.
     """
@@ -44,8 +41,6 @@ def stricter(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = map_parts(schema, stricter)
-    if isinstance(inner.get("format"), str) and inner["format"] not in FORMATS:
-        del inner["format"]
     _demand_dependencies(inner)
     _demand_number(inner)
     _separate(inner)
@@ -56,10 +51,10 @@ def map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
     """Returns a schema with its parts rewritten, also under unknown keywords, as references may lead there."""
     parts: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in _MAPS and isinstance(value, dict):
+        if name in MAPS and isinstance(value, dict):
             parts[name] = {key: rewrite(part) for key, part in value.items()}
         else:
-            parts[name] = value if name in _DATA else rewrite(value)
+            parts[name] = value if name in DATA else rewrite(value)
     return parts
 
 
@@ -112,7 +107,7 @@ def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[
     for other in others:
         if not isinstance(other, dict):
             return None
-        if _disjoint(schema, other):
+        if disjoint(schema, other):
             continue
         needed = [*schema.get("required", []), *required]
         name = next((name for name in other.get("required", []) if name not in needed), None)
@@ -124,7 +119,8 @@ def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[
     return {**schema, "type": "object", "properties": {**schema.get("properties", {}), **forbidden}}
 
 
-def _disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether no value can fulfil both schemas, as far as their types and enumerated values show it."""
     if _apart(one, other):
         return True
     shared = [name for name in one.get("required", []) if name in other.get("required", [])]
@@ -135,13 +131,20 @@ def _disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return any(isinstance(a, dict) and isinstance(b, dict) and _apart(a, b) for a, b in parts)
 
 
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Returns whether two schemas enumerate values and have none in common."""
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether two schemas have types or enumerate values, and have none in common."""
+    if not _kinds(one) & _kinds(other):
+        return True
     mine, theirs = _values(one), _values(other)
     return mine is not None and theirs is not None and not mine & theirs
 
 
-def _values(schema: dict[str, Any]) -> set[str] | None:
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    kinds = schema.get("type", TYPES)
+    return {"number" if kind == "integer" else kind for kind in ([kinds] if isinstance(kinds, str) else kinds)}
+
+
+def _values(schema: Mapping[str, Any]) -> set[str] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return (
         {json.dumps(value, sort_keys=True).removesuffix(".0") for value in values} if isinstance(values, list) else None

@@ -188,13 +188,18 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
 
 
 def tokens_to_generate(
-    prompt_lengths: Sequence[int], params: SamplingParams, limits: RequestLimits, *, return_token_ids: bool = False
+    prompt_lengths: Sequence[int],
+    params: SamplingParams,
+    limits: RequestLimits,
+    *,
+    return_token_ids: bool = False,
+    clamp: bool = False,
 ) -> int:
     """Returns the resolved `max_tokens` of a request whose prompts `check_tokens` has checked.
 
     Raises:
         InvalidRequest: there are too many completions, or `min_tokens` exceeds the context.
-        ContextLength: `max_tokens` does not fit behind a prompt.
+        ContextLength: `max_tokens` does not fit behind a prompt, and is not to be clamped.
         PayloadTooLarge: the work or the result could not fit into a message.
     """
     sequences = len(prompt_lengths) * sampling_checks.num_sequences(params)
@@ -207,6 +212,8 @@ def tokens_to_generate(
     room = limits.max_model_len - longest
     default = min(room, limits.max_new_tokens or room)
     max_tokens = default if params.max_tokens is None else params.max_tokens
+    if clamp:
+        max_tokens = min(max_tokens, room)
     if max_tokens > room:
         raise ContextLength(
             f"the prompt has {longest} tokens and max_tokens is {max_tokens}, the context has {limits.max_model_len}: "

@@ -1,23 +1,21 @@
-"""Rewrites keywords of JSON schemas that llguidance lacks or rounds. Pure.
+"""Rewrites keywords of JSON schemas that llguidance lacks. Pure.
 
 Each value of a rewritten schema fulfils the schema as it was sent.
 """
 
-import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import combinations
 from typing import Any
 
 from pagewire.services.tokenizer.validation.json_schemas import map_parts
+from pagewire.services.tokenizer.validation.schema_references import pointed, resource_of
 
-EXACT = 2**53
-"""Integers up to here are exact in llguidance, which computes with doubles."""
-LARGEST = 2**63 - 1024
-"""The largest double that is a signed integer of 64 bits: llguidance computes bounds with both."""
-EVERY_DOUBLE = 1.79e308
-"""Magnitude of bounds that every double keeps."""
-_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-"""Keywords of bounds, and the direction in which one gets stricter."""
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
+)
+"""Formats that llguidance knows. JSON Schema lets a validator ignore any other."""
 _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
@@ -33,8 +31,24 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
 }
 """Values with which a keyword constrains nothing. null, which some generators write, is another one."""
+MOST_IN_SET = 6
+"""Values of which all sets are enumerated."""
+_PYTHON = {"string": str, "integer": int}
+"""Python's types of enumerated values, by the type in their schema."""
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+HOSTNAME = rf"^(?=.{{1,253}}\.?$){_LABEL}(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{{0,61}}[0-9a-zA-Z])?)*\.?$"
+"""zod's pattern of host names."""
+MOST_CHARACTERS = 253
+"""Length of a host name that its pattern allows with or without a dot at the end."""
+_EMOJI = r"\p{Extended_Pictographic}\p{Emoji_Component}"
+_PICTURE = r"\p{Emoji_Presentation}\u20E3"
+_EMOJI_ALONE = r"\p{Extended_Pictographic}\p{Regional_Indicator}\u20E3"
 _LOCAL = r"[A-Za-z0-9_'+\-]"
 PATTERNS = {
+    HOSTNAME: rf"^{_LABEL}(?:\.{_LABEL})*\.?$",
+    rf"^(?=[\s\S]*[{_EMOJI_ALONE}])[{_EMOJI}]+$": (
+        rf"^[{_PICTURE}\p{{Emoji_Component}}]*[{_PICTURE}][{_PICTURE}\p{{Emoji_Component}}]*$"
+    ),
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         rf"^({_LOCAL}+\.)*{_LOCAL}*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
     ),
@@ -43,33 +57,35 @@ PATTERNS = {
         r"|\d+([.,]\d+)?S))?|T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S))$"
     ),
 }
-"""Patterns that zod writes, and equal ones without looking ahead, which llguidance cannot do."""
+"""Patterns that zod writes, and others without looking ahead, which llguidance cannot do. They match the same texts,
+but of emoji only those that every version of Unicode has."""
 
 
-def simplified(schema: Any) -> Any:
+def simplified(schema: Any, resource: Mapping[str, Any] | None = None) -> Any:
     """Returns a schema without keywords that say nothing, and with equivalents of some that llguidance lacks.
 
     >>> simplified({"type": "object", "propertyNames": {"type": "string"}, "properties": {"a": {"not": {}}}})
     {'type': 'object', 'properties': {'a': False}}
 
-    Raises:
-        ValueError: a number cannot be kept exactly.
+    Args:
+        schema: the whole schema, or a part of it.
+        resource: what references in a part are relative to.
     """
     if isinstance(schema, list):
-        return [simplified(part) for part in schema]
+        return [simplified(part, resource) for part in schema]
     if not isinstance(schema, dict):
         return schema
+    resource = resource_of(schema, schema if resource is None else resource)
     if schema.get("not") == {} or schema.get("not") is True:
         return False
     kept = {name: value for name, value in schema.items() if not _says_nothing(name, value, schema)}
-    for name in ("const", "enum"):
-        _check_exact(kept.get(name), name)
-    for name, direction in _BOUNDS.items():
-        _bound(kept, name, direction)
     if isinstance(pattern := kept.get("pattern"), str):
         kept["pattern"] = PATTERNS.get(pattern, pattern)
-    _name_properties(kept)
-    inner: dict[str, Any] = map_parts(kept, simplified)
+        if pattern == HOSTNAME:
+            kept["maxLength"] = min(MOST_CHARACTERS, kept.get("maxLength", MOST_CHARACTERS))
+    _name_properties(kept, resource)
+    _enumerate_sets(kept, resource)
+    inner: dict[str, Any] = map_parts(kept, lambda part: simplified(part, resource))
     return inner
 
 
@@ -77,64 +93,45 @@ def _says_nothing(name: str, value: object, schema: Mapping[str, Any]) -> bool:
     """Returns whether a keyword constrains nothing."""
     if value is None and name not in {"const", "default"}:
         return True
+    if name == "format" and isinstance(value, str):
+        return value not in FORMATS
     if name == "uniqueItems" and value is True:
         return schema.get("maxItems") in {0, 1}
     return any(type(value) is type(nothing) and value == nothing for nothing in _SAYS_NOTHING.get(name, ()))
 
 
-def _check_exact(value: object, name: str) -> None:
-    """Raises ValueError if data holds an integer that llguidance would round."""
-    match value:
-        case bool():
-            pass
-        case int() if abs(value) > EXACT:
-            raise ValueError(f"{name} has the integer {value}, beyond 2**53, where integers are not exact")
-        case list():
-            for each in value:
-                _check_exact(each, name)
-        case dict():
-            for each in value.values():
-                _check_exact(each, name)
-
-
-def _bound(schema: dict[str, Any], name: str, direction: int) -> None:
-    """Moves a bound inward to the next number that llguidance keeps, or drops it where every double is within it.
-
-    Raises:
-        ValueError: it excludes more than llguidance can express.
-    """
-    bound = schema.get(name)
-    if isinstance(bound, bool) or not isinstance(bound, int | float):
+def _enumerate_sets(schema: dict[str, Any], resource: Mapping[str, Any]) -> None:
+    """Replaces `uniqueItems` of a few enumerated values by all sets of them, in the order of the schema."""
+    items = _dereferenced(schema.get("items"), resource)
+    if schema.get("uniqueItems") is not True or not isinstance(items, dict) or {"enum", "const"} & schema.keys():
         return
-    outward = -direction * bound > 0
-    if outward and isinstance(bound, float) and abs(bound) >= EVERY_DOUBLE:
-        del schema[name]
-    elif abs(bound) > LARGEST and outward:
-        schema[name] = -direction * LARGEST
-    elif abs(bound) > LARGEST:
-        raise ValueError(f"{name} is {bound}, and numbers beyond 64 bits are not supported")
-    elif isinstance(bound, int) and abs(bound) > EXACT:
-        schema[name] = _inward(bound, direction)
+    values = [items["const"]] if "const" in items else items.get("enum")
+    if not isinstance(values, list) or len(values) > MOST_IN_SET or len(set(map(repr, values))) < len(values):
+        return
+    if items.keys() - {"const", "description", "enum", "title", "type"} or schema.keys() & {"contains", "prefixItems"}:
+        return
+    if "type" in items and not all(type(value) is _PYTHON.get(items["type"]) for value in values):
+        return
+    least, most = schema.pop("minItems", 0), schema.pop("maxItems", len(values))
+    sizes = [size for size in range(len(values) + 1) if least <= size <= most]
+    del schema["uniqueItems"], schema["items"]
+    schema["enum"] = [list(some) for size in sizes for some in combinations(values, size)]
 
 
-def _inward(bound: int, direction: int) -> int:
-    """Returns the integer next to a bound that is a double, in the direction in which the bound gets stricter.
-
-    >>> _inward(2**53 + 1, 1) - 2**53, _inward(2**53 + 1, -1) - 2**53
-    (2, 0)
-    """
-    nearest = float(bound)
-    if (nearest - bound) * direction < 0:
-        nearest = math.nextafter(nearest, direction * math.inf)
-    return int(nearest)
+def _dereferenced(schema: Any, resource: Mapping[str, Any]) -> Any:
+    """Returns the schema that a reference without other keywords leads to, or the schema itself."""
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+        with suppress(LookupError):
+            return pointed(reference, resource)[0]
+    return schema
 
 
-def _name_properties(schema: dict[str, Any]) -> None:
+def _name_properties(schema: dict[str, Any], resource: Mapping[str, Any]) -> None:
     """Replaces `propertyNames` by properties or patterns with the same names, if it can."""
-    names = schema.get("propertyNames")
+    names = _dereferenced(schema.get("propertyNames"), resource)
     if not isinstance(names, dict) or "patternProperties" in schema or names.get("type", "string") != "string":
         return
-    constraints = names.keys() - {"type"}
+    constraints = names.keys() - {"type", "title", "description"}
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     if constraints in ({"enum"}, {"const"}):
         allowed = names["enum"] if "enum" in names else [names["const"]]

@@ -54,6 +54,21 @@ async def test_a_message_has_anthropics_shape(gateway: Gateway) -> None:
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_max_tokens_beyond_the_context_end_the_message_where_the_context_does(
+    gateway: Gateway, *, stream: bool
+) -> None:
+    usage = Usage(7, len(WORDS))
+    frames: list[Any] = [Accepted("r1", "c", "r", 7), *deltas(), Final("r1", [FinalChoice(0, "length")], usage)]
+    whole: list[Any] = [Result("r1", [Choice(0, TEXT, [5], "length")], usage)]
+    gateway.responder.script = lambda request: frames if stream else whole
+    for max_tokens, reason in ((len(WORDS), "max_tokens"), (9000, "model_context_window_exceeded")):
+        answer = await ask(gateway, max_tokens=max_tokens, stream=stream)
+        ends = [event["delta"] for event in events_of(answer) if event["type"] == "message_delta"] if stream else []
+        assert (ends[0] if stream else answer.json)["stop_reason"] == reason
+        assert gateway.responder.requests[-1].clamp_max_tokens
+
+
 async def test_fields_reach_the_pipeline(gateway: Gateway) -> None:
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
@@ -75,7 +90,7 @@ async def test_fields_reach_the_pipeline(gateway: Gateway) -> None:
 
 
 async def test_a_stream_is_blocks_that_begin_grow_and_end(gateway: Gateway) -> None:
-    events = events_of(await ask(gateway, stream=True))
+    events = events_of(await ask(gateway, stream=True, max_tokens=len(WORDS)))
     assert [event["type"] for event in events] == [
         "message_start",
         "content_block_start",
@@ -200,6 +215,12 @@ def named_call(text: str, reason: Any = "stop") -> Result:
     return Result("r1", [Choice(0, text, [5], reason)], Usage(3, 1), chat_format=form)
 
 
+async def test_a_strict_tool_reaches_the_pipeline_as_one(gateway: Gateway) -> None:
+    await ask(gateway, tools=[{**TOOL, "strict": True}, {**TOOL, "name": "other"}])
+    (request,) = gateway.responder.requests
+    assert [tool["function"].get("strict") for tool in request.tools or ()] == [True, None]
+
+
 async def test_a_forced_call_ends_with_tool_use(gateway: Gateway) -> None:
     gateway.responder.script = lambda request: [named_call('{"city": "Bern"}')]
     body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED)).json
@@ -208,7 +229,7 @@ async def test_a_forced_call_ends_with_tool_use(gateway: Gateway) -> None:
 
 async def test_a_call_that_was_cut_is_no_block(gateway: Gateway) -> None:
     gateway.responder.script = lambda request: [named_call('{"city": "Be', "length")]
-    body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED)).json
+    body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED, max_tokens=1)).json
     assert (body["stop_reason"], body["content"]) == ("max_tokens", [])
 
 

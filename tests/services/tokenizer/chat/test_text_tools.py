@@ -1,15 +1,18 @@
 import json
+from collections.abc import Callable
 
 from pagewire import read_message
 from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
-from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
-from pagewire.services.tokenizer.chat.text_tools import auto_grammar, with_text_tools
+from pagewire.services.tokenizer.chat.grammars.call_grammar import ANY_ARGUMENTS, call_rule, free_rule
+from pagewire.services.tokenizer.chat.grammars.reasoning_grammar import reasoning_grammar
+from pagewire.services.tokenizer.chat.text_tools import with_text_tools
+from pagewire.services.tokenizer.chat.tool_grammar import parameters_of
 from pagewire.services.tokenizer.chat.tool_use import Progress
 from pagewire.services.tokenizer.validation.grammar_checker import grammar_of
 from pagewire.shared.chat.parser import Call, Message
 from pagewire.shared.grammar_compiler import GrammarCompiler
-from pagewire.shared.messages.client import ChatFormat
+from pagewire.shared.messages.client import ChatFormat, StructuredOutputsParams
 from pagewire.shared.models.model_folder import BUNDLED
 from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.services.tokenizer.chat.conversations import ANSWER, CALL, QUESTION, WEATHER, parts, said
@@ -56,21 +59,15 @@ def test_a_template_without_tools_gets_texts_only_where_they_are_asked_for() -> 
     assert template.render(Conversation([QUESTION], tools_as_text=True)) == template.render(Conversation([QUESTION]))
 
 
-def test_the_grammar_has_a_structure_for_each_tool() -> None:
-    form = auto_grammar([WEATHER, {"type": "function", "function": {"name": 'a"b'}}])
-    assert isinstance(form.structural_tag, dict)
-    weather, other = form.structural_tag["structures"]
-    assert weather["schema"] == WEATHER["function"]["parameters"]  # type: ignore[index]
-    assert other["begin"] == '<tool_call>\n{"name": "a\\"b", "arguments": '
-    assert other["schema"] == {"type": "object"}
-
-
-def takes(text: str, around: str = "") -> bool:
+def takes(text: str, around: Callable[[str, str], str] = "start: free\n{}{}".format) -> bool:
     """Whether an answer that may call tools may begin with a text."""
     tokenizer = load_tokenizer(BUNDLED).backend
     compiler = GrammarCompiler(lambda: tokenizer, tokenizer.get_vocab_size(), [0])
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    matcher = compiler.compile(grammar_of(auto_grammar([WEATHER]), prefix=around))
+    arguments = grammar_of(StructuredOutputsParams(json=parameters_of(WEATHER["function"])))  # type: ignore[arg-type]
+    call = call_rule("hermes", {"get_weather": "@weather", 'a"b': ANY_ARGUMENTS}, {})
+    grammar = grammar_of(None, prefix=around(call, free_rule("hermes", {})), parts={"weather": arguments})
+    matcher = compiler.compile(grammar)
     return matcher.try_consume_tokens(ids) == len(ids)
 
 
@@ -78,12 +75,15 @@ def test_the_grammar_holds_a_call_once_it_is_begun() -> None:
     begin = '<tool_call>\n{"name": "get_weather", "arguments": '
     assert takes("It is warm. 1 < 2 {} <tool>")
     assert takes(f'Wait. {begin}{{"city": "Paris"}}}}\n</tool_call> And {begin}{{"city": "Rome", "days": 2}}}}')
+    assert takes('<tool_call>\n{"name": "a\\"b", "arguments": {"x": 1}}\n</tool_call>')
     assert not takes('<tool_call>\n{"name": "get_wether"')
     assert not takes(f'{begin}{{"city": 1')
     assert not takes(f'{begin}{{"days": 1}}')
 
 
 def test_reasoning_before_a_call_is_free() -> None:
-    around = reasoning_grammar("think", Progress.BEGUN, {})
+    def around(call: str, free: str) -> str:
+        return reasoning_grammar("think", Progress.BEGUN, {}, call, free)
+
     assert takes('I could <tool_call> x.</think>\n\n<tool_call>\n{"name": "get_weather"', around)
     assert not takes('I could <tool_call> x.</think>\n\n<tool_call>\n{"name": "get_wether"', around)

@@ -177,6 +177,8 @@ def test_prompt_and_tokens_may_fill_the_context_exactly() -> None:
     assert tokens_to_generate([99], SamplingParams(max_tokens=1), LIMITS) == 1
     assert tokens_to_generate([60], SamplingParams(max_tokens=40), LIMITS) == 40
     assert tokens_to_generate([99], SamplingParams(max_tokens=None), LIMITS) == 1
+    assert tokens_to_generate([60], SamplingParams(max_tokens=5000), LIMITS, clamp=True) == 40
+    assert tokens_to_generate([60], SamplingParams(max_tokens=5), LIMITS, clamp=True) == 5
 
 
 @pytest.mark.parametrize("length", [100, 101, 10_000])

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
+from pagewire.services.tokenizer.chat.grammars.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.tool_use import Progress
 from pagewire.services.tokenizer.validation.grammar_checker import grammar_of
 from pagewire.shared.chat.formats import TOOL_TAGS
