@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from pagewire.shared.messages.client import ChatFormat, Choice, Metrics, PromptLogprobs, Result, TokenLogprobs, Usage
+from pagewire.shared.messages.client import ChatFormat, Choice, PromptLogprobs, Result, TokenLogprobs, Usage
+from pagewire.shared.messages.request_metrics import Metrics
 
 CompletionOutput = Choice
 """One completion."""

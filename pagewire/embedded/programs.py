@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import speculation
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes; the slowest to start comes first. Each model has its own."""
@@ -106,3 +107,4 @@ def check_supported(settings: Settings) -> None:
         raise ConfigurationError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
         )
+    speculation(settings)

@@ -70,7 +70,7 @@ class SequenceMap:
             return effects
         if only is not None:
             sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
-        if output.logprob_tokens:
+        if output.logprob_tokens or output.drafts:
             _keep_reported(output, sequences)
         first, more = output.split_tokens()
         rows, noted, further, last = 0, 0, 0, 0.0
@@ -126,7 +126,7 @@ class SequenceMap:
 
 
 def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
-    """Hands the log-probabilities that a step reports to the choices of these sequences."""
+    """Hands what a step reports beside tokens to these sequences: log-probabilities and the numbers of drafts."""
     numbers = iter(unpack(output.logprob_tokens))
     begin = 0
     for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
@@ -135,6 +135,10 @@ def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, Str
             logprobs = ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
             sequences[sequence][1].report(position, logprobs)
         begin = end
+    numbers = iter(unpack(output.drafts))
+    for sequence, drafted, accepted in zip(numbers, numbers, numbers, strict=True):
+        if sequence in sequences:
+            sequences[sequence][0].drafts.add(drafted, accepted)
 
 
 def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:

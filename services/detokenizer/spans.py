@@ -21,6 +21,9 @@ def end_span(span: Span, stream: Stream) -> None:
             "pagewire.stop_reasons": [str(completion.stop_reason or "") for completion in stream.completions],
             "pagewire.adopted": stream.adopted,
         }
+        if stream.drafts.drafted:
+            attributes["pagewire.drafted_tokens"] = stream.drafts.drafted
+            attributes["pagewire.accepted_tokens"] = stream.drafts.accepted
         if stream.first_token_at:
             attributes["gen_ai.response.time_to_first_chunk"] = stream.first_token_at - stream.opened_at
         span.set_attributes(attributes)

@@ -33,6 +33,7 @@ class OutputColumns(NamedTuple):
     tokens: bytes = b""
     finishes: bytes = b""
     token_counts: bytes = b""
+    drafts: bytes = b""
 
 
 class CandidateColumns(NamedTuple):
@@ -125,11 +126,18 @@ class InFlightStep(msgspec.Struct, frozen=True):
         joined = np.array([*chain.from_iterable(texts)], np.int64)
         return OutputColumns(*columns, packed(joined), finishes[rows].tobytes(), packed(counts))
 
-    def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> OutputColumns:
-        """Returns all rows, packed, with what `cut` has returned."""
+    def cut_columns(
+        self, tokens: Int64, counts: Int64, finishes: UInt8, accepted: Int64 | None = None
+    ) -> OutputColumns:
+        """Returns all rows, packed, with what `cut` has returned. `accepted` [R] of the drafts were right."""
         batch = self.batch
-        rows = packed(self.sequences), packed(batch.num_computed_tokens), packed(batch.query_lens)
-        return OutputColumns(*rows, packed(tokens), finishes.tobytes(), packed(counts))
+        starts = batch.num_computed_tokens
+        rows = packed(self.sequences), packed(starts), packed(batch.ends - starts)
+        drafts = b""
+        if accepted is not None and batch.num_drafts is not None:
+            some = batch.num_drafts.nonzero()[0]
+            drafts = packed(np.stack((self.sequences[some], batch.num_drafts[some], accepted[some]), axis=1))
+        return OutputColumns(*rows, packed(tokens), finishes.tobytes(), packed(counts), drafts)
 
     def logprob_columns(self, logprobs: Logprobs, rows: OutputColumns) -> list[LogprobColumns]:
         """Returns what the device reported of the tokens in these rows of the step, in parts of bounded size."""

@@ -47,6 +47,10 @@ class Counters:
     """Token positions of rows that compute more than one, as a prompt does."""
     sampled: int = 0
     """Tokens that were sampled, or forced by grammars, and reported."""
+    drafted: int = 0
+    """Drafted tokens that steps have verified."""
+    accepted: int = 0
+    """Drafted tokens among them that were right."""
     num_slots: int = 0
     """Slots in use now."""
 

@@ -92,7 +92,7 @@ class Executor:
 
     def metrics(self) -> Iterable[Sample]:
         """Returns the figures of the steps."""
-        return () if self._steps is None else self._steps.metrics.samples(self._steps.counters)
+        return () if self._steps is None else self._steps.samples()
 
     async def drain(self) -> None:
         """Waits until the scheduler has left this executor, after a successor, if one comes, has started."""

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
 from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.packed_columns import column, entries, pairs
-from pagewire.shared.errors import PagewireError
+from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
+from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import RECORD
@@ -18,13 +18,6 @@ from pagewire.shared.splitfuse import PendingTokens, compose, pace_forced
 
 _STOP = np.uint8(Finish.STOP)
 _NOT_FINITE = np.uint8(Finish.NOT_FINITE)
-
-
-class PlanViolation(PagewireError):
-    """A plan contradicts the table or the device's capacity.
-
-    Scheduler and executor no longer agree about the state, so the term must end and the executor must be claimed again.
-    """
 
 
 class _NewSequence(NamedTuple):
@@ -58,16 +51,22 @@ class SlotTable:
     steps are dead: they are left out when those steps are recorded.
 
     A device whose rows sample any number of tokens (`Capacity.max_row_tokens`) has no slot in two steps that sample:
-    there, `known` is counted when a step is recorded.
+    there, `known` is counted when a step is recorded. The same holds for steps with drafted tokens, which rows compute
+    behind the known ones. Those that the device then samples are known and computed; the positions of the others count
+    as never written.
 
     Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
     of its output, and the next rows of the sequence compute several of them at a time: all together where every
     sequence has a grammar, and otherwise so few that the others hardly wait.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, speculator: Speculator | None = None) -> None:
+        """`speculator` drafts tokens; None: no row has drafts."""
         slots = capacity.max_num_seqs
         self._capacity = capacity
+        self._speculator = speculator
+        self._checks = PlanChecks(capacity)
+        self._several = capacity.max_row_tokens > 1 or speculator is not None  # whether rows may sample several tokens
         self._budget = 0
         self._order: Int64 = np.empty(0, np.int64)
         self._all: Bool = np.ones(slots, np.bool_)  # what every row is in a step without dead rows
@@ -114,7 +113,7 @@ class SlotTable:
         try:
             # Most plans have only some of these fields, and an empty array costs as much as a short one.
             if plan.copies:
-                self._check_copies(*pairs(plan.copies))
+                self._checks.copies(*pairs(plan.copies))
             forked = [self._from_fork(fork) for fork in plan.forks]
             if plan.removed:
                 self._free(column(plan.removed))
@@ -149,7 +148,7 @@ class SlotTable:
 
     def pending(self) -> PendingTokens:
         """Returns what each unfinished sequence could compute next, in order."""
-        ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited
+        ready = self._running & ~self._awaited if self._several else self._running
         slots, forced = self._order[ready[self._order]], 0
         if self._forced:  # they go on with a text, and wait for no prompt
             first = np.isin(slots, list(self._forced))
@@ -167,18 +166,21 @@ class SlotTable:
         if not len(slots):
             return None
         computed, known = self._computed[slots], self._known[slots]
-        ends, positions = computed + query_lens, positions_of(computed, query_lens)
+        ends = computed + query_lens
+        samples, left, drafts = ends == known, None, None
+        if self._speculator is not None and (drafts := self._draft(self._speculator, slots, ends, samples)) is not None:
+            query_lens = query_lens + drafts
+        positions = positions_of(computed, query_lens)
         owners = slots if len(positions) == len(slots) else np.repeat(slots, query_lens)
-        samples, left = ends == known, None
-        if self._capacity.max_row_tokens > 1:
-            left = np.minimum(self._ends[slots], self._capacity.max_model_len + 1) - known
+        if drafts is not None or self._capacity.max_row_tokens > 1:
+            left = self._count_left(slots)
             self._awaited[slots[samples]] = True
         known += samples
         full = samples & (known == self._ends[slots])
         if self._forced:
             self._forced.difference_update(slots[samples].tolist())
         next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
-        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids)
+        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids, drafts)
         self._computed[slots] = ends
         self._known[slots] = known
         if np.count_nonzero(full):
@@ -186,6 +188,33 @@ class SlotTable:
         stop_ids = self._stop_ids.table[slots]
         sequences, admissions = self._sequences[slots], self._admissions[slots]
         return InFlightStep(batch, sequences, admissions, stop_ids, full, self._changes, left)
+
+    def _count_left(self, slots: Int64) -> Int64:
+        """Returns how many tokens the sequences of these slots can have beside those that they have."""
+        left: Int64 = np.minimum(self._ends[slots], self._capacity.max_model_len + 1) - self._known[slots]
+        return left
+
+    def _draft(self, speculator: Speculator, slots: Int64, ends: Int64, samples: Bool) -> Int64 | None:
+        """Writes drafted tokens behind the known ones of rows that sample; returns their numbers [R], None: none has
+        any. A row has fewer than the tokens that are left to it, and its slot's limit holds for them, too."""
+        sampling, positions = int(np.count_nonzero(samples)), int((ends - self._computed[slots]).sum())
+        if not sampling or not speculator.pays(sampling, positions):
+            return None
+        room = np.minimum(self._limits[slots] - ends, self._count_left(slots) - 1)
+        rows = (samples & (room > 0)).nonzero()[0]
+        rows = rows[[speculator.drafts_for(slot) for slot in slots[rows].tolist()]] if len(rows) else rows
+        texts = [
+            DraftRow(slot, self._tokens[slot, :end], most)
+            for slot, end, most in zip(slots[rows].tolist(), ends[rows].tolist(), room[rows].tolist(), strict=True)
+        ]
+        drafts = speculator.draft(texts, sampling, positions) if texts else []
+        if not any(drafts):
+            return None
+        counts = np.zeros(len(slots), np.int64)
+        for row, text, tokens in zip(rows.tolist(), texts, drafts, strict=True):
+            counts[row], end = len(tokens), len(text.text)
+            self._tokens[text.slot, end : end + len(tokens)] = tokens
+        return counts
 
     def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
         """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
@@ -246,7 +275,8 @@ class SlotTable:
         return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
 
     def _record_many(self, step: InFlightStep, tokens: Int64, counts: Int64) -> OutputColumns:
-        """Records a step whose rows sampled any number of tokens. No row was launched again before: none is dead."""
+        """Records a step whose rows sampled any number of tokens, or had drafts. No row was launched again before: none
+        is dead."""
         batch, slots, ends = step.batch, step.batch.slots, step.batch.ends
         tokens, counts, finishes = step.cut(tokens, counts)
         here = self._admissions[slots] == step.admissions
@@ -254,13 +284,32 @@ class SlotTable:
         rows = np.repeat(np.arange(len(slots)), counts)
         places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
         written = here[rows]
+        accepted = None
+        if batch.num_drafts is not None:
+            right = tokens == self._tokens[slots[rows], ends[rows] + places]
+            right &= (places < batch.num_drafts[rows]) & (places < counts[rows] - 1)
+            accepted = counts.copy()
+            np.minimum.at(accepted, rows[~right], places[~right])
         self._tokens[slots[rows[written]], (ends[rows] + places)[written]] = tokens[written]
         self._known[slots[sampled]] = (ends + counts)[sampled]
         self._awaited[slots[sampled]] = False
         self._running[slots[sampled]] = finishes[sampled] == Finish.NONE
         again = sampled & (counts == 0)  # the next step computes the last position again, to sample from it
         self._computed[slots[again]] = ends[again] - 1
-        return step.cut_columns(tokens, counts, finishes)
+        if accepted is not None:
+            self._accept(step, accepted, counts, sampled)
+        return step.cut_columns(tokens, counts, finishes, accepted)
+
+    def _accept(self, step: InFlightStep, accepted: Int64, counts: Int64, sampled: Bool) -> None:
+        """Counts the positions of `accepted` [R] drafts as computed, in rows that `sampled` [R]. A grammar has forced
+        the tokens behind these and the next one."""
+        slots, drafts = step.batch.slots, step.batch.num_drafts
+        assert drafts is not None
+        assert self._speculator is not None
+        self._computed[slots[sampled]] += accepted[sampled]
+        self._forced.update(slots[sampled & (counts - accepted > 1)].tolist())
+        for row in (sampled & (drafts > 0)).nonzero()[0].tolist():
+            self._speculator.observe(int(slots[row]), int(drafts[row]), int(accepted[row]))
 
     def _free(self, slots: Int64) -> None:
         self._check_occupied(slots)
@@ -277,7 +326,7 @@ class SlotTable:
             )
         if len(added.sampling.record) != RECORD.itemsize:
             raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
-        self._check_edits(added)
+        self._checks.edits(added)
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
         blocks, reported = column(added.blocks), added.prompt_tokens if added.reports_prompt else 0
         return _NewSequence(
@@ -311,10 +360,10 @@ class SlotTable:
             raise PlanViolation(f"sequence {sequence}: {computed} of {len(tokens)} positions are computed")
         if (tokens >= capacity.vocab_size).any():
             raise PlanViolation(f"sequence {sequence} has token ids beyond the vocabulary")
-        self._check_blocks(blocks)
-        held = self._count_entries(blocks)
-        self._check_held(held)
-        self._check_reach(max(limit, computed) - held * capacity.block_size)
+        self._checks.blocks(blocks)
+        held = self._checks.count_entries(blocks)
+        self._checks.held(held)
+        self._checks.reach(max(limit, computed) - held * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
         self._awaited[slot] = False
         self._forced.discard(slot)
@@ -334,14 +383,14 @@ class SlotTable:
 
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)
-        self._check_blocks(blocks)
+        self._checks.blocks(blocks)
         np.add.at(self._entries, slots, 1)
-        self._check_held(int(self._entries[slots].max()))
+        self._checks.held(int(self._entries[slots].max()))
 
     def _limit(self, slots: Int64, limits: Int64) -> None:
         self._check_occupied(slots)
         held = self._entries[slots] * self._capacity.block_size
-        self._check_reach(int((np.maximum(limits, self._computed[slots]) - held).max()))
+        self._checks.reach(int((np.maximum(limits, self._computed[slots]) - held).max()))
         self._limits[slots] = np.minimum(limits, self._capacity.max_model_len)  # the last block may reach past it
 
     def _reorder(self, named: Int64) -> None:
@@ -352,43 +401,7 @@ class SlotTable:
             raise PlanViolation("the plan's order names a slot twice")
         self._order = np.concatenate((named, self._order[others[self._order]]))
 
-    def _check_edits(self, added: AddSlot) -> None:
-        sampling = added.sampling
-        if len(sampling.bias_ids) != len(sampling.biases):
-            raise PlanViolation(f"sequence {added.sequence} has not one bias per id")
-        named = [column(sampling.bias_ids), column(sampling.allowed_ids)]
-        if sampling.bad_words:
-            named += words_of(column(sampling.bad_words))
-        if any((ids >= self._capacity.vocab_size).any() for ids in named):
-            raise PlanViolation(f"sequence {added.sequence} names token ids beyond the vocabulary")
-
     def _check_occupied(self, slots: Int64) -> None:
         known = (slots >= 0) & (slots < len(self._occupied))
         if not known.all() or not self._occupied[slots].all():
             raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")
-
-    def _count_entries(self, blocks: Int64) -> int:
-        groups = len(self._capacity.windows)
-        if len(blocks) % groups:
-            raise PlanViolation(f"an entry of a block table has {groups} blocks, and the last one has fewer")
-        return len(blocks) // groups
-
-    def _check_held(self, count: int) -> None:
-        capacity = self._capacity
-        if count > -(-capacity.max_model_len // capacity.block_size):
-            raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
-
-    def _check_reach(self, beyond: int) -> None:
-        """Raises if a slot has positions `beyond` those that its blocks hold."""
-        if beyond > 0:
-            raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
-
-    def _check_copies(self, sources: Int64, targets: Int64) -> None:
-        self._check_blocks(sources)
-        self._check_blocks(targets)
-        if np.isin(targets, sources).any() or len(np.unique(targets)) < len(targets):
-            raise PlanViolation("the plan copies to a block that it copies from, or twice to the same")
-
-    def _check_blocks(self, blocks: Int64) -> None:
-        if (blocks >= self._capacity.num_blocks).any():
-            raise PlanViolation(f"block {blocks.max()} is not one of the {self._capacity.num_blocks} blocks")

@@ -1,7 +1,7 @@
 """The step loop: runs steps on its own thread as long as the lease allows, and applies plans between launches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,13 +15,16 @@ from pagewire.services.executor.grammar_opener import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.packed_columns import column, entries
+from pagewire.services.executor.plan_checks import PlanViolation
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
-from pagewire.services.executor.slot_table import PlanViolation, SlotTable
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
 
 _log = structlog.get_logger()
@@ -61,14 +64,17 @@ class StepLoop:
         inbox: PlanInbox,
         emit: Callable[[StepResult | PlanRefused], None],
         grammars: Opener | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """`grammars` opens the grammars of sequences; None: no sequence has one."""
+        """`grammars` opens the grammars of sequences; None: no sequence has one. `speculator` drafts tokens; None: no
+        step has drafts."""
         self._device = device
         self._grammars = grammars
         self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready
         self._inbox = inbox
         self._emit = emit
-        self._slots = SlotTable(device.capacity)
+        self._speculator = speculator
+        self._slots = SlotTable(device.capacity, speculator)
         self._held: dict[int, _Sampling] = {}  # by slot in use
         self._term = 0
         self._step = 0
@@ -87,6 +93,12 @@ class StepLoop:
     def overdue(self) -> bool:
         """Whether a step takes much longer than expected."""
         return self._in_flight.overdue
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the figures of the steps and of the drafts."""
+        yield from self.metrics.samples(self.counters)
+        if self._speculator is not None:
+            yield from self._speculator.samples()
 
     def run(self) -> None:
         """Runs steps until the inbox is closed. An exception ends the loop unless the device recovers from it."""
@@ -171,9 +183,13 @@ class StepLoop:
         counters.rows += rows
         counters.tokens += positions
         if positions > rows:
-            counters.prefilled += positions - int(np.count_nonzero(step.batch.query_lens == 1))
+            known = step.batch.ends - step.batch.num_computed_tokens
+            counters.prefilled += int(known[known > 1].sum())
         self.metrics.size.observe(positions)
         self.metrics.duration.observe(elapsed)
+        if self._speculator is not None:
+            self._speculator.cost.observe(positions, elapsed)
+            counters.drafted, counters.accepted = self._speculator.drafted, self._speculator.accepted
         counters.sampled += _count_sampled(columns.tokens)
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
@@ -215,6 +231,8 @@ class StepLoop:
         self._unanswered = []
         for slot in self._held:
             self._device.remove(slot)
+            if self._speculator is not None:
+                self._speculator.end(slot)
         self._held.clear()
         self._opening.clear()
         self._slots.clear()
@@ -230,6 +248,8 @@ class StepLoop:
             self._device.remove(slot)
             del self._held[slot]
             self._opening.pop(slot, None)
+            if self._speculator is not None:
+                self._speculator.end(slot)
         for added in plan.added:
             self._add(added.slot, unpack(added.blocks), _sampling_of(added, self._open(added)))
         for fork in forks:
@@ -254,6 +274,8 @@ class StepLoop:
             edits = replace(edits, tokens=self._slots.tokens(slot))
         self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
         self._held[slot] = sampling
+        if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
+            self._speculator.begin(slot, sampling.stop_ids, None if edits is None else edits.grammar)
 
     def _answer(
         self,
@@ -265,7 +287,13 @@ class StepLoop:
         logprobs: LogprobColumns | None = None,
     ) -> None:
         output = StepOutput(
-            self._term, self._step, plan, *columns[:5], round(elapsed * 1e6), token_counts=columns.token_counts
+            self._term,
+            self._step,
+            plan,
+            *columns[:5],
+            round(elapsed * 1e6),
+            token_counts=columns.token_counts,
+            drafts=columns.drafts,
         )
         if candidates is not None or logprobs is not None:
             counts, ids, likely = candidates or (b"", b"", b"")

@@ -12,6 +12,8 @@ from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.result_queue import ResultQueue
 from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.speculation.open_speculator import open_speculator
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.models.model_folder import eos_ids, folder_of, tokenizer_folder
@@ -54,11 +56,11 @@ class DeviceThread:
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, "device")
         try:
-            device, grammars = await loop.run_in_executor(thread, _open, settings)
+            device, grammars, speculator = await loop.run_in_executor(thread, _open, settings)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        steps = StepLoop(device, inbox, ResultQueue(loop, deliver).put, grammars)
+        steps = StepLoop(device, inbox, ResultQueue(loop, deliver).put, grammars, speculator)
         return cls(thread, device, inbox, steps, grammars)
 
     async def failure(self) -> None:
@@ -73,16 +75,17 @@ class DeviceThread:
         self._grammars.close()
 
 
-def _open(settings: Settings) -> tuple[Device, GrammarOpener]:
+def _open(settings: Settings) -> tuple[Device, GrammarOpener, Speculator | None]:
     folder = folder_of(settings)
     device = open_device(settings, folder)
+    speculator = open_speculator(settings, device.capacity)
     eos = eos_ids(folder)
     compiler = GrammarCompiler(
         lambda: load_tokenizer(tokenizer_folder(settings)).backend, device.capacity.vocab_size, eos
     )
     gc.collect()
     gc.freeze()  # the objects of the weights and libraries live until the end
-    return device, GrammarOpener(compiler)
+    return device, GrammarOpener(compiler), speculator
 
 
 def _run(steps: StepLoop, device: Device) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.shared.errors import ContextLengths
+from pagewire.shared.messages.request_metrics import Metrics
 
 FRESH = "Pagewire-Fresh"
 """Header of a generate request that is sent for the first time with a random id: no earlier request can have the id,
@@ -221,20 +222,6 @@ class Usage(msgspec.Struct):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     """Completion tokens of the reasoning before the answers, its tags included."""
-
-
-class Metrics(msgspec.Struct):
-    """The times of a request in seconds, with vLLM's names. A time is None if it began before the detokenizer adopted
-    the request."""
-
-    queued_time: float | None
-    """Time from the acceptance to the first step with a token of the prompts."""
-    prefill_time: float | None
-    """Time from that step to the first generated token."""
-    decode_time: float | None
-    """Time from the first generated token to the end."""
-    e2e_latency: float
-    """Time from the acceptance to the end."""
 
 
 class Logprob(msgspec.Struct):

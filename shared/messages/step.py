@@ -72,6 +72,9 @@ class StepOutput(Wire, frozen=True):
     its term: the slots are empty, and nothing runs until a higher term begins."""
     token_counts: bytes = b""
     """Packed number of `tokens` of each row, which may be 0; empty: `tokens` has one entry per row."""
+    drafts: bytes = b""
+    """Packed triples (sequence, drafted tokens that its row verified, those among them that were right), of the rows
+    that had any. The KV of the right ones is written, too; `counts` are without them."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if the columns do not fit together: a reader never applies half of a step."""
@@ -83,10 +86,15 @@ class StepOutput(Wire, frozen=True):
             raise ValueError("a step does not say how many tokens each row has")
         if self.finishes.translate(None, _FINISHES):
             raise ValueError("a row of a step has an unknown finish")
-        if len(self.candidate_counts) % 8 or len(self.candidates) % 4 or len(self.failed) % 4:
+        if len(self.candidate_counts) % 8 or len(self.drafts) % 12 or len(self.candidates) % 4 or len(self.failed) % 4:
             raise ValueError("a column of a step ends within a number")
         if len(self.candidates) != len(self.logprobs):
             raise ValueError("a step has candidates without log-probabilities")
+
+    @property
+    def num_drafts(self) -> int:
+        """Number of drafted tokens that the step has verified."""
+        return sum(unpack(self.drafts)[1::3]) if self.drafts else 0
 
     def split_tokens(self) -> tuple[list[int], dict[int, list[int]]]:
         """Returns the first token of each row, or `NO_TOKEN`, and by sequence the further tokens of rows with several.

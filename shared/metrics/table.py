@@ -178,6 +178,17 @@ STEP_PHASES = _counter(
 )
 STEP_ROWS = _counter("pagewire.step.rows", "{row}", "Rows of all steps: one per sequence", "executor")
 SAMPLED = _counter("pagewire.tokens.sampled", "{token}", "Tokens that were sampled", "executor")
+DRAFTS = _counter("pagewire.speculation.drafts", "{draft}", "Drafts that steps have verified", "executor")
+DRAFTED = _counter(
+    "pagewire.speculation.tokens.drafted", "{token}", "Drafted tokens that steps have verified", "executor"
+)
+ACCEPTED = _counter(
+    "pagewire.speculation.tokens.accepted",
+    "{token}",
+    "Drafted tokens that were right, by their place in the draft, from 0",
+    "executor",
+    "position",
+)
 LEASE_LEFT = _histogram(
     "pagewire.lease.left",
     "{step}",

@@ -130,6 +130,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Key that clients must send; by default none is needed."""
     api_key_file: str = ""
     """File with one tenant per line, `name:key`, read again when it changes; by default there are no tenants."""
+    spec_type: Literal["auto", "none", "suffix", "ngram", "draft_model", "eagle3", "mtp"] = "auto"
+    """How tokens are drafted, which a step then verifies: suffix and ngram repeat what followed the same tokens earlier
+    in the text, none drafts nothing, auto is as `speculative-config` says; the others are not supported yet."""
+    speculative_config: str = ""
+    """The same and its limits in JSON, with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}."""
     lease_window: Positive = 8
     """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None

@@ -19,7 +19,14 @@ from tests.support.checkpoints import checkpoint
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=400, seed=1, log_level="error")
+SETTINGS = Settings(
+    model=str(checkpoint("llama")),
+    dtype="float32",
+    num_kv_blocks=400,
+    seed=1,
+    log_level="error",
+    spec_type="suffix",  # which must lose nothing either
+)
 TOKENS = 160
 LASTS = {STOP: 0.7, CUT: 0.7, FULL: 0.5, STARVE: 3.0, BUSY: 3.0}
 """Seconds by action: for a service that does nothing, less than the silence after which it counts as gone."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from pagewire.bench import chaos, cpu_step, pipeline, quality
+from pagewire.bench import chaos, cpu_step, drafts, pipeline, quality
 from pagewire.bench._common.output import CHECKOUT, markdown
 from tools.experiments import (
     ablation,
@@ -37,6 +37,7 @@ PAGES = (
     DOCS / "structured.md",
     DOCS / "cpu.md",
     DOCS / "gpu.md",
+    DOCS / "speculation.md",
 )
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
@@ -226,6 +227,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "chat-xeon": _sourced("chat-xeon.json", lambda: chat.table(_read(chat.Round, "chat-xeon.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "features": _sourced("features.json", _features),
+    "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
         "busy.json", lambda: busy.table([run for run in _read(busy.Run, "busy.json") if run.streams == 64])

@@ -1,12 +1,14 @@
-"""The outcome of a request beside its texts: the best completions, and the times. Pure but for the clock."""
+"""The outcome of a request beside its texts: the best completions, times and drafts. Pure but for the clock."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from pagewire.shared.messages.client import Metrics
+import msgspec
+
 from pagewire.shared.messages.done import ReportedLogprobs
+from pagewire.shared.messages.request_metrics import Metrics, SpeculativeDecoding
 
 
 class Scored(Protocol):
@@ -68,6 +70,41 @@ class Times:
     def packed(self) -> tuple[float, float, float, float]:
         """Returns the times for `Done.times`."""
         return self.arrived, self.scheduled, self.answered, self.ended
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """The drafts of a request that steps have verified."""
+
+    drafted: int = 0
+    """Number of their tokens."""
+    histogram: list[int] = field(default_factory=list)
+    """Entry i: number of drafts of which i tokens were right."""
+
+    @property
+    def accepted(self) -> int:
+        """Number of the tokens that were right."""
+        return sum(i * count for i, count in enumerate(self.histogram))
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Counts a draft of which `accepted` of the `drafted` tokens were right."""
+        self.drafted += drafted
+        self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1
+
+    def metrics(self) -> SpeculativeDecoding | msgspec.UnsetType:
+        """Returns the figures that the client gets; unset: there were no drafts."""
+        if not self.drafted:
+            return msgspec.UNSET
+        drafts, accepted = sum(self.histogram), self.accepted
+        return SpeculativeDecoding(
+            num_spec_steps=drafts,
+            num_draft_tokens=self.drafted,
+            num_accepted_draft_tokens=accepted,
+            acceptance_histogram=self.histogram,
+            mean_acceptance_length=1 + accepted / drafts,
+            draft_acceptance_rate=accepted / self.drafted,
+        )
 
 
 def _between(first: float, second: float) -> float | None:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from pagewire.services.detokenizer.state.completion import Completion, StreamedChoice
-from pagewire.services.detokenizer.state.outcome import Times, best_completions
+from pagewire.services.detokenizer.state.outcome import DraftCounts, Times, best_completions
 from pagewire.shared import subjects
 from pagewire.shared.client_protocol.frame_encoding import Reply, encoder
 from pagewire.shared.errors import RequestError
@@ -96,6 +96,8 @@ class Stream:
     hides_logprobs: bool = False
     """Whether log-probabilities of tokens are reported only to find the best completions."""
     times: Times = field(default_factory=lambda: Times(0.0))
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    """Drafted tokens of the request, as far as this detokenizer has read its steps."""
 
     @property
     def tenant(self) -> str:

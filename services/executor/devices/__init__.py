@@ -34,6 +34,8 @@ MAX_STEP_TOKENS = 4096
 """Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
 _KV_CACHE_DTYPES = {"cpu": "int8", "cuda": "fp8"}
 """The `kv_cache_dtype` that a device supports beside auto."""
+MAX_DRAFTS = 64
+"""Drafted tokens of a row on a CPU, where compiled kernels give each position the result that it has alone."""
 
 _log = structlog.get_logger()
 
@@ -126,6 +128,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         max_step_tokens=MAX_STEP_TOKENS,
         windows=windows,
         pool_bytes=blocks * block_bytes,
+        max_drafts=MAX_DRAFTS if compiled else 0,
     )
     log_pool(capacity, block_bytes)
     return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, cached), shared_cores, mode)

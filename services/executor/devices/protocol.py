@@ -15,6 +15,7 @@ from pagewire.shared.settings.config import STEP_TOKENS
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Capacity:
     block of each group. Positions that a window has left behind are not read: their block may be another sequence's."""
     mixed_prompt_tokens: int = 0
     """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
+    max_drafts: int = 0
+    """Maximum drafted tokens that a row verifies; 0: the device verifies none."""
     max_row_tokens: int = 1
     """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
     slot is in no other step until then."""
@@ -61,16 +64,20 @@ class StepBatch(msgspec.Struct, frozen=True):
     token_ids: Int64
     """[T] input ids, row after row. The value is ignored where a pending step samples the token."""
     samples: Bool
-    """[R] whether the row samples the token at position num_computed_tokens + query_lens, and maybe following ones."""
+    """[R] whether the row samples the token behind its last known one, and maybe following ones."""
     next_ids: Int64 | None = None
     """[T] the prompt's token after each token where the log-probabilities of that are reported, -1 elsewhere; None:
     nowhere."""
+    num_drafts: Int64 | None = None
+    """[R] number of the last positions of each row that are drafted tokens, only in rows that sample: the row samples a
+    token at the position of each of them, and one behind, as long as the tokens are the drafted ones. None: no row has
+    any."""
 
     @property
     def ends(self) -> Int64:
-        """[R] position after the last one of each row."""
+        """[R] position after the last one of each row whose token is known, where the row samples."""
         ends: Int64 = self.num_computed_tokens + self.query_lens
-        return ends
+        return ends if self.num_drafts is None else ends - self.num_drafts
 
     @property
     def positions(self) -> Int64:
@@ -155,7 +162,8 @@ class PendingStep(Protocol):
     def token_counts(self) -> Int64 | None:
         """[R] number of tokens of each row, at most `Capacity.max_row_tokens`; None if that is 1: each row then has one
         entry. A row that does not sample has 0, and a row that samples may have 0 too: its last position is then
-        computed again by the next step. Only after `wait`."""
+        computed again by the next step. In a step with drafts, the tokens of a row are those that it has sampled, and
+        those that a grammar forces behind them; none has 0 that samples. Only after `wait`."""
 
     @property
     def forced(self) -> Mapping[int, Sequence[int]]:

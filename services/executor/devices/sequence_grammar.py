@@ -74,6 +74,11 @@ class SequenceGrammar:
         self._new += tokens
         return tokens
 
+    def count_allowed(self, tokens: list[int]) -> int:
+        """Returns how many of the `tokens`, from the first on, the grammar allows to follow."""
+        matcher = self.advance()
+        return 0 if matcher is None or matcher.is_error() else matcher.validate_tokens(tokens)
+
     def complete(self, mask: UInt32) -> None:
         """Completes the matcher's mask [ceil(vocabulary / 32)] in place."""
         if self.matcher is None or self.matcher.is_error():

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from pagewire.shared.messages import client
+from pagewire.shared.messages.request_metrics import Metrics
 
 TokenIds = list[int] | msgspec.UnsetType
 
@@ -55,6 +56,10 @@ class Timings(msgspec.Struct):
     predicted_per_token_ms: float
     predicted_per_second: float
     """Generated tokens per second."""
+    draft_n: int | msgspec.UnsetType = msgspec.UNSET
+    """Drafted tokens; only if there were any."""
+    draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
+    """Drafted tokens that were right."""
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -259,13 +264,13 @@ def usage_of(usage: client.Usage) -> Usage:
     return answer
 
 
-def timings_of(metrics: client.Metrics | None, usage: client.Usage) -> Timings | msgspec.UnsetType:
+def timings_of(metrics: Metrics | None, usage: client.Usage) -> Timings | msgspec.UnsetType:
     """Converts the times of a request to llama.cpp's format."""
     if metrics is None:
         return msgspec.UNSET
     prompt, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
     prompt_ms, predicted_ms = 1e3 * (metrics.prefill_time or 0.0), 1e3 * (metrics.decode_time or 0.0)
-    return Timings(
+    timings = Timings(
         queue_ms=1e3 * (metrics.queued_time or 0.0),
         cache_n=usage.cached_tokens,
         prompt_n=prompt,
@@ -277,3 +282,6 @@ def timings_of(metrics: client.Metrics | None, usage: client.Usage) -> Timings |
         predicted_per_token_ms=predicted_ms / max(predicted, 1),
         predicted_per_second=1e3 * predicted / predicted_ms if predicted_ms else 0.0,
     )
+    if drafts := metrics.speculative_decoding:
+        timings.draft_n, timings.draft_n_accepted = drafts.num_draft_tokens, drafts.num_accepted_draft_tokens
+    return timings

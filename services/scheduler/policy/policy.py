@@ -115,7 +115,7 @@ class Policy:
         self.step = output.step
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
-        self.budget.observe(output.elapsed_us, sum(counts))
+        self.budget.observe(output.elapsed_us, sum(counts) + output.num_drafts)
         first, more = output.split_tokens()
         rows = zip(ids, starts, counts, first, output.finishes, strict=True)
         longer = [(by_id[i], row_tokens) for i, row_tokens in more.items() if i in by_id]
@@ -154,6 +154,10 @@ class Policy:
         sequence.tokens += tokens
         self.waiting.charge(sequence.user, len(tokens))
         self.max_row_tokens = max(self.max_row_tokens, 1 + len(tokens))
+        if 1 + len(tokens) > sequence.row_tokens < self.limits.block_size:
+            sequence.row_tokens = min(1 + len(tokens), self.limits.block_size)
+            if sequence.state is SequenceState.RUNNING:
+                self.sequences.update_allocate_at(sequence)
         if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
             self.sequences.needs_blocks[sequence.id] = sequence
 

@@ -84,6 +84,8 @@ class Sequence:
     """`Policy.num_steps` when the last row of the sequence was reported, or when it got its slot."""
     delayed_since: int = -1
     """`Policy.num_steps` when prompts in progress first kept the sequence from its slot; -1: they never did."""
+    row_tokens: int = 1
+    """Tokens that a step may bring, by the most that one has brought; at most a block's worth."""
     allocate_at: int = 0
     """Number of tokens from which on the blocks do not last for the steps ahead."""
     position_limit: int = 0

@@ -109,7 +109,7 @@ class SequenceTable:
         """Gives a running sequence blocks for the steps ahead while there are any; returns the new ones."""
         if self.groups.windows:
             self.give_back(sequence)
-        missing = self.limits.missing_blocks(sequence, self.limits.lookahead)
+        missing = self.limits.missing_blocks(sequence, self.limits.ahead(sequence))
         blocks = self.extend(sequence, min(missing, self.pool.num_free) // self.groups.count)
         if len(blocks) == missing:
             del self.needs_blocks[sequence.id]
@@ -126,7 +126,7 @@ class SequenceTable:
         held = len(sequence.blocks) // self.groups.count
         count = self.limits.entries_for(sequence.num_computed_tokens + positions) - held
         if (held + count) * self.limits.block_size >= len(sequence.tokens):
-            count = self.limits.missing_blocks(sequence, self.limits.lookahead) // self.groups.count
+            count = self.limits.missing_blocks(sequence, self.limits.ahead(sequence)) // self.groups.count
         for (_, window), first in zip(self.groups.windows, sequence.given_back, strict=True):
             count = min(count, self.limits.entries_of(window) - held + first)
         blocks = self.extend(sequence, count) if count > 0 else []
@@ -151,7 +151,7 @@ class SequenceTable:
 
     def _rest(self, sequence: Sequence, blocks: list[int], given_back: list[int]) -> int:
         """Returns how many blocks the prompt of a sequence takes at most at a time, beside `blocks`, which it holds."""
-        positions = min(len(sequence.tokens) - 1 + self.limits.lookahead, sequence.last_position)
+        positions = min(len(sequence.tokens) - 1 + self.limits.ahead(sequence), sequence.last_position)
         entries = len(blocks) // self.groups.count
         return self.limits.blocks_for(self.limits.entries_for(positions) - entries, [entries - i for i in given_back])
 
@@ -163,7 +163,7 @@ class SequenceTable:
     def update_allocate_at(self, sequence: Sequence) -> None:
         """Sets the length at which the sequence needs more blocks, so that reading a step costs one comparison."""
         held = len(sequence.blocks) // self.groups.count * self.limits.block_size
-        sequence.allocate_at = NEVER if held >= sequence.last_position else held - self.limits.lookahead + 2
+        sequence.allocate_at = NEVER if held >= sequence.last_position else held - self.limits.ahead(sequence) + 2
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes the slot of a running sequence to make room."""

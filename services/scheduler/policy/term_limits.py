@@ -70,9 +70,13 @@ class TermLimits:
         """Returns how many entries a group of layers with this window holds at most; see `entries_of_window`."""
         return entries_of_window(window, self.lookahead * self.budget, self.block_size)
 
-    def missing_blocks(self, sequence: Sequence, steps: int) -> int:
-        """Returns how many blocks a sequence lacks for `steps` steps behind the last one reported."""
-        positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
+    def ahead(self, sequence: Sequence) -> int:
+        """Returns how many positions a sequence is given blocks for behind its last token."""
+        return self.lookahead * sequence.row_tokens
+
+    def missing_blocks(self, sequence: Sequence, ahead: int) -> int:
+        """Returns how many blocks a sequence lacks for `ahead` positions behind its last token."""
+        positions = min(len(sequence.tokens) - 1 + ahead, sequence.last_position)
         return self.entries_for(positions) * len(self.windows) - len(sequence.blocks)
 
     def blocks_for(self, entries: int, held: Iterable[int] = ()) -> int:

@@ -149,16 +149,18 @@ class FakeDevice:
     def launch(self, batch: StepBatch) -> "FakePending":
         assert len(self.pending) < self.depth
         assert len(batch.token_ids) == batch.query_lens.sum()
-        ends = batch.num_computed_tokens + batch.query_lens
-        for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
+        ends = batch.ends
+        for slot, end in zip(
+            batch.slots.tolist(), (batch.num_computed_tokens + batch.query_lens).tolist(), strict=True
+        ):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
         picked = [
             token_at(int(self.records[slot]["key"]), end, self.capacity.vocab_size)
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
         ]
         self.batches.append(batch)
-        if self.capacity.max_row_tokens > 1:
-            self.pending.append(self._many(batch))
+        if batch.num_drafts is not None or self.capacity.max_row_tokens > 1:
+            self.pending.append(self._many(batch) if batch.num_drafts is None else self._verified(batch))
             return self.pending[-1]
         self.pending.append(FakePending(self, np.where(batch.samples, picked, -1).astype(np.int64)))
         asking = [
@@ -188,6 +190,27 @@ class FakeDevice:
             for key, end, count in zip(keys, batch.ends.tolist(), counts, strict=True)
             for i in range(count)
         ]
+        return FakePending(self, np.array(tokens, np.int64), np.array(counts, np.int64))
+
+    def _verified(self, batch: StepBatch) -> "FakePending":
+        assert batch.num_drafts is not None
+        tokens, counts, last = [], [], -1
+        for row, (slot, end, width, drafts) in enumerate(
+            zip(
+                *(column.tolist() for column in (batch.slots, batch.ends, batch.query_lens, batch.num_drafts)),
+                strict=True,
+            )
+        ):
+            last += width
+            drafted = batch.token_ids[last + 1 - drafts : last + 1].tolist()
+            assert batch.samples[row] or not drafts
+            picked: list[int] = []
+            while batch.samples[row] and (not picked or picked == drafted[: len(picked)]):
+                picked.append(token_at(int(self.records[slot]["key"]), end + len(picked), self.capacity.vocab_size))
+                if len(picked) > drafts:
+                    break
+            tokens += picked
+            counts.append(len(picked))
         return FakePending(self, np.array(tokens, np.int64), np.array(counts, np.int64))
 
     def close(self) -> None:

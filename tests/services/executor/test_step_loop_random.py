@@ -18,13 +18,17 @@ from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import CAPACITY, FakeDevice, FakePending, add, plan, sampling, token_at
+from tests.support.drafters import drafting, guessing
 
 BLOCK = CAPACITY.block_size
+UNKNOWN = -1
+"""Stands for a token that a step in flight may still sample."""
 
 
 @dataclass
@@ -70,13 +74,16 @@ class Text:
 
 
 class Memory(FakeDevice):
-    """Writes and reads KV positions in order of launch. With `forces`, some sampled tokens have others behind them."""
+    """Writes and reads KV positions in order of launch. With `forces`, some sampled tokens have others behind them.
+
+    Drafted tokens are written, too: those that are wrong must be written again before anything reads them.
+    """
 
     def __init__(self, depth: int, texts: list[Text], most: int, *, forces: bool) -> None:
         super().__init__(replace(CAPACITY, max_row_tokens=most), depth=depth)
         self._forces = forces
         self._texts = {text.key: text for text in texts}
-        self._written: dict[tuple[int, int], tuple[int, int]] = {}
+        self._written: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     def launch(self, batch: StepBatch) -> FakePending:
         ids = iter(batch.token_ids.tolist())
@@ -84,12 +91,20 @@ class Memory(FakeDevice):
             batch.slots.tolist(), batch.num_computed_tokens.tolist(), batch.query_lens.tolist(), strict=True
         ):
             key, table = int(self.records[slot]["key"]), self.tables[slot]
-            known = self._texts[key].tokens  # the loop knows no fewer
+            text = self._texts[key]
+            known = text.tokens  # the loop knows no fewer
+            right = [*text.prompt, *text.whole]
             for position in range(start):
-                assert self._written[table[position // BLOCK], position % BLOCK] == (key, position)
+                written = self._written[table[position // BLOCK], position % BLOCK]
+                assert written[:2] == (key, position)
+                assert position >= len(right) or written[2] in (right[position], UNKNOWN)
             for position in range(start, start + width):
-                self._written[table[position // BLOCK], position % BLOCK] = key, position
                 token = next(ids)
+                self._written[table[position // BLOCK], position % BLOCK] = (
+                    key,
+                    position,
+                    token if self.depth == 1 else UNKNOWN,
+                )
                 assert position >= len(known) or token == known[position]
         pending = super().launch(batch)
         if self._forces:
@@ -119,6 +134,7 @@ class Scheduler(PlanInbox):
         self._applied: list[Plan] = []
         self._sent: list[Plan] = []
         self.runs = 0
+        self.drafted = 0
 
     def emit(self, result: StepResult | PlanRefused) -> None:
         assert isinstance(result, StepResult), result
@@ -146,6 +162,11 @@ class Scheduler(PlanInbox):
         assert self.runs <= max([0, *(each.lease_until for each in self._applied)])
         for number, start, count, tokens, finish in rows(output):
             self._on_row(self._texts[number], start, count, tokens, finish, several=bool(output.token_counts))
+        drafts = iter(unpack(output.drafts))
+        for number, drafted, accepted in zip(drafts, drafts, drafts, strict=True):
+            assert 0 <= accepted <= drafted
+            self._texts[number].computed += accepted
+            self.drafted += drafted
         for text in self._texts.values():
             if text.leaving is not None and text.leaving <= output.plan:
                 self._free(text)
@@ -253,21 +274,33 @@ texts = st.lists(
 
 
 @pytest.mark.parametrize(
-    ("depth", "most", "forces"),
-    [(1, 1, False), (2, 1, False), (3, 1, False), (2, 3, False), (1, 1, True), (2, 1, True)],
+    ("depth", "most", "forces", "drafts"),
+    [
+        (1, 1, False, False),
+        (2, 1, False, False),
+        (3, 1, False, False),
+        (2, 3, False, False),
+        (1, 1, True, False),
+        (2, 1, True, False),
+        (1, 1, False, True),
+    ],
 )
 @settings(max_examples=60, deadline=None)
 @given(texts=texts, seed=st.integers(0, 2**32))
 def test_every_sequence_gets_its_tokens_however_deep_the_queue(
-    depth: int, most: int, forces: bool, texts: list[Text], seed: int
+    depth: int, most: int, forces: bool, drafts: bool, texts: list[Text], seed: int
 ) -> None:
     for number, text in enumerate(texts, 1):
         text.number = number
     scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts, most, forces=forces)
-    loop = StepLoop(device, scheduler, scheduler.emit)
-    loop.run()
+    drafter = guessing([[*text.prompt, *text.whole] for text in texts])
+    with drafting(drafter):
+        speculator = Speculator(drafter, 4, CAPACITY.max_num_seqs) if drafts else None
+        loop = StepLoop(device, scheduler, scheduler.emit, speculator=speculator)
+        loop.run()
     assert all(text.finish or text.over for text in texts)
     assert not device.pending
+    assert scheduler.drafted == loop.counters.drafted
     assert loop.counters.sampled == sum(
         token != NO_TOKEN for ran in scheduler.emitted for token in unpack(ran.output.tokens)
     )

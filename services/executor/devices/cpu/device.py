@@ -15,6 +15,7 @@ from typing_extensions import override
 from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.drafted_rows import DraftedRows
 from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import (
     LogprobsMode,
@@ -140,6 +141,12 @@ class CpuDevice(Device):
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         prompt = self._prompt_logprobs(batch, hidden)
+        if batch.num_drafts is not None:
+            if masks is not None:
+                masks.result()
+            done = self._verify(DraftedRows(batch), hidden, prompt, structured=masks is not None)
+            self._busy += time.perf_counter() - began
+            return done
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
             hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
@@ -157,6 +164,39 @@ class CpuDevice(Device):
         self._busy += time.perf_counter() - began
         return Done(tokens, candidates, logprobs, prompt, forced=forced)
 
+    def _verify(self, drafted: DraftedRows, hidden: Tensor, prompt: Logprobs | None, *, structured: bool) -> Done:
+        """Samples the tokens of rows with drafts, one place after the other as long as they are the drafted ones, from
+        the hidden states [T, D] of the step. `structured`: some of the rows have a grammar."""
+        rows, slots = drafted.rows, drafted.slots
+        hidden = hidden[torch.from_numpy(drafted.places)]
+        if self._slots.greedy(slots[drafted.owners], drafted.positions):
+            tokens = self._model.argmax(hidden)
+            if tokens is not None:
+                tokens, counts = drafted.columns(drafted.accepted(tokens))
+                return Done(tokens, None, None, prompt, counts)
+        logits = self._model.logits(hidden)
+        texts: list[list[int]] = [[] for _ in rows]
+        some, place, parts, candidates = np.arange(len(rows)), 0, [], None
+        while len(some):
+            picked = self._sample(
+                logits[torch.from_numpy(drafted.first[some] + place)],
+                rows[some],
+                slots[some],
+                drafted.ends[some] + place,
+            )
+            tokens, reported, logprobs = picked
+            for row, token in zip(some.tolist(), tokens.tolist(), strict=True):
+                texts[row].append(token)
+            candidates = candidates or reported  # of rows without drafts
+            parts += [logprobs] if logprobs is not None else []
+            some, place = drafted.agree(some, place, tokens), place + 1
+            if structured and len(some):
+                self._slots.masks.fill(slots[some])
+        for row, tokens_behind in self._slots.masks.forced(slots).items() if structured else ():
+            texts[row] += tokens_behind
+        tokens, counts = drafted.columns(texts)
+        return Done(tokens, candidates, join_logprobs(parts), prompt, counts)
+
     def _prompt_logprobs(self, batch: StepBatch, hidden: Tensor) -> Logprobs | None:
         parts = []
         for places, ids, rows, positions, counts in prompt_slices(
@@ -173,7 +213,12 @@ class CpuDevice(Device):
         """Samples the tokens at `positions` [R] of `slots` [R], in the step's `rows` [R], from hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
             return tokens, None, None
-        logits = self._model.logits(hidden)
+        return self._sample(self._model.logits(hidden), rows, slots, positions)
+
+    def _sample(
+        self, logits: Tensor, rows: Int64, slots: Int64, positions: Int64
+    ) -> tuple[Int64, Candidates | None, Logprobs | None]:
+        """Does what `_pick` does, by logits [R, V], which it edits."""
         edited = self._slots.any_edits(slots, positions)
         reporting = self._slots.num_logprobs[slots].nonzero()[0]
         reported = logits

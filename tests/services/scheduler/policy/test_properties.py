@@ -345,7 +345,7 @@ class Scheduling(RuleBasedStateMachine):
         steps, size = min(self.limits.window, LOOKAHEAD_STEPS), self.limits.block_size
         for s in self.policy.running:
             entries = len(s.blocks) // len(self.limits.windows)
-            needed = -(-min(len(s.tokens) - 1 + steps, s.last_position) // size)
+            needed = -(-min(len(s.tokens) - 1 + steps * s.row_tokens, s.last_position) // size)
             reached = -(-(s.num_computed_tokens + steps * self.limits.budget) // size)
             in_progress = s.id in self.policy.sequences.prefills
             if in_progress and reached * size < len(s.tokens):

@@ -1,0 +1,61 @@
+"""The places of a step where rows with drafted tokens sample."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from pagewire.services.executor.devices.protocol import Int64, StepBatch
+
+
+class DraftedRows:
+    """The rows of a step that sample, each at 1 + its number of drafts places: place i is behind i drafts.
+
+    Attributes:
+        rows: [M] their numbers in the batch.
+        slots: [M] their slots.
+        ends: [M] position of the first token that each of them samples.
+        num_drafts: [M] drafted tokens of each.
+        first: [M] index of the first place of each among all places.
+        places: [P] index in the batch of the token before each place.
+        owners: [P] index in `rows` of each place's row.
+        positions: [P] position of the token that is sampled there.
+    """
+
+    def __init__(self, batch: StepBatch) -> None:
+        assert batch.num_drafts is not None
+        self.rows = batch.samples.nonzero()[0]
+        self.slots, self.ends = batch.slots[self.rows], batch.ends[self.rows]
+        self.num_drafts = batch.num_drafts[self.rows]
+        counts = self.num_drafts + 1
+        self.first = counts.cumsum() - counts
+        self.owners = np.repeat(np.arange(len(self.rows)), counts)
+        offsets = np.arange(len(self.owners)) - self.first[self.owners]
+        self.places = batch.query_lens.cumsum()[self.rows][self.owners] - counts[self.owners] + offsets
+        self.positions = self.ends[self.owners] + offsets
+        self._token_ids = batch.token_ids
+        self._num_rows = len(batch.slots)
+
+    def agree(self, some: Int64, place: int, tokens: Int64) -> Int64:
+        """Returns those of `some` [S] rows whose `tokens` [S], sampled at this place, are the drafted ones."""
+        some, tokens = some[place < self.num_drafts[some]], tokens[place < self.num_drafts[some]]
+        following: Int64 = some[self._token_ids[self.places[self.first[some] + place] + 1] == tokens]
+        return following
+
+    def accepted(self, tokens: Int64) -> list[list[int]]:
+        """Returns the tokens of each row [M] up to the first that is not drafted, by the `tokens` [P] of all places."""
+        drafted = self._token_ids[np.minimum(self.places + 1, len(self._token_ids) - 1)]
+        last = self.first + self.num_drafts
+        wrong = tokens != drafted
+        wrong[last] = True
+        texts, begin = [], 0
+        for end in (last + 1).tolist():
+            texts.append(tokens[begin : begin + int(wrong[begin:end].argmax()) + 1].tolist())
+            begin = end
+        return texts
+
+    def columns(self, texts: Sequence[Sequence[int]]) -> tuple[Int64, Int64]:
+        """Returns the tokens of all rows of the batch, row after row, and the number of each row's [R]."""
+        counts = np.zeros(self._num_rows, np.int64)
+        counts[self.rows] = [len(text) for text in texts]
+        return np.array([*chain.from_iterable(texts)], np.int64), counts

@@ -1,0 +1,134 @@
+"""Drafters: they guess the next tokens of a text from what has followed the same tokens earlier in it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from pagewire.services.executor.devices.protocol import Int64
+
+VOTES = 16
+"""Number of earlier places, the last ones, whose next tokens are compared."""
+
+
+class Draft(NamedTuple):
+    """A guess of the next tokens of a text."""
+
+    tokens: list[int]
+    shares: list[float]
+    """For each token, the share of the earlier places that went on with it, among those that agree so far."""
+    match_length: int
+    """Number of tokens at the end of the text that an earlier place has too."""
+
+
+NO_DRAFT = Draft([], [], 0)
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of texts. A wrong guess costs time and never changes a text."""
+
+    def draft(self, text: Int64, most: int) -> Draft:
+        """Returns at most `most` tokens that may follow the `text` [N]."""
+
+
+class Match(NamedTuple):
+    """The earlier places of a text that agree with its end."""
+
+    places: Int64
+    """[P] positions of the tokens that equal the last one, ascending."""
+    length: int
+    """Number of tokens up to each of them that equal those at the end."""
+
+
+def longest_match(text: Int64, most: int) -> Match:
+    """Returns the places whose last tokens agree with the end of the `text` [N] in as many tokens as any, up to `most`.
+
+    >>> places, length = longest_match(np.array([7, 8, 9, 1, 8, 9, 2, 8, 9]), most=5)
+    >>> places.tolist(), length
+    ([2, 5], 2)
+    """
+    last = len(text) - 1
+    places, length = np.flatnonzero(text[:last] == text[last]), 0
+    longer = places
+    while len(longer) and length < most:
+        places, length = longer, length + 1
+        reaching = places[places >= length] if places[0] < length else places
+        longer = reaching[text[reaching - length] == text[last - length]] if length <= last else reaching[:0]
+    return Match(places, length)
+
+
+def following(text: Int64, place: int, count: int) -> list[int]:
+    """Returns the `count` tokens behind a `place` of the `text` [N]; at its end, the text goes on as it did there.
+
+    >>> following(np.array([5, 6, 7, 6, 7]), place=2, count=5)
+    [6, 7, 6, 7, 6]
+    """
+    behind: list[int] = text[place + 1 : place + 1 + count].tolist()
+    return (behind * -(-count // len(behind)))[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class NgramDrafter(Drafter):
+    """Repeats what followed the last place that agrees with the end of the text: prompt lookup."""
+
+    shortest: int
+    """Least number of tokens that must agree."""
+    longest: int
+    """Number of tokens that are compared at most."""
+
+    @override
+    def draft(self, text: Int64, most: int) -> Draft:
+        places, length = longest_match(text, self.longest)
+        if length < self.shortest or not len(places):
+            return NO_DRAFT
+        tokens = following(text, int(places[-1]), most)
+        return Draft(tokens, [1.0] * len(tokens), length)
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixDrafter(Drafter):
+    """Follows the most frequent token, place by place, as suffix decoding does in its tree of the request.
+
+    Source: SuffixDecoding (Oliaro et al., 2024). The places that agree with the longest end of the text are the node of
+    that tree, and those among them that go on with a token are its child.
+    """
+
+    depth: int
+    """Number of tokens that are compared at most."""
+    factor: float
+    """Tokens of a draft per token that agrees, at most."""
+    least_share: float
+    """A draft ends where the product of its shares is less."""
+
+    @override
+    def draft(self, text: Int64, most: int) -> Draft:
+        places, length = longest_match(text, self.depth)
+        count = min(most, int(self.factor * length))
+        if not len(places) or count < 1:
+            return NO_DRAFT
+        return voted(text, places[-VOTES:], count, self.least_share, length)
+
+
+def voted(text: Int64, places: Int64, count: int, least_share: float, length: int) -> Draft:
+    """Returns the draft on which the most `places` [P] of the `text` [N] agree, token by token."""
+    texts = [following(text, place, count) for place in places.tolist()]
+    tokens: list[int] = []
+    shares: list[float] = []
+    product = 1.0
+    for index in range(count):
+        if len(texts) == 1:
+            tokens += texts[0][index:]
+            shares += [1.0] * (count - index)
+            break
+        votes = Counter(each[index] for each in reversed(texts))  # the last place wins where the numbers are equal
+        token, number = votes.most_common(1)[0]
+        share = number / len(texts)
+        product *= share
+        if product < least_share:
+            break
+        tokens.append(token)
+        shares.append(share)
+        texts = [each for each in texts if each[index] == token]
+    return Draft(tokens, shares, length)

@@ -1,0 +1,124 @@
+"""Drafts tokens for the rows of a step, as many as are likely to pay."""
+
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+from typing import NamedTuple
+
+from pagewire.services.executor.devices.protocol import Float64, Int64
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
+from pagewire.services.executor.speculation.acceptance import Acceptance
+from pagewire.services.executor.speculation.draft_budget import choose
+from pagewire.services.executor.speculation.drafters import NO_DRAFT, Draft, Drafter
+from pagewire.services.executor.speculation.step_cost import StepCost
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
+
+LEAST_SURVIVAL = 0.15
+"""Chance below which a token is not drafted, however little a position seems to cost."""
+LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
+"""Texts are searched only where so many drafted tokens would pay if this share of them were right."""
+
+
+class DraftRow(NamedTuple):
+    """A row of a step that samples."""
+
+    slot: int
+    text: Int64
+    """[N] all tokens of the sequence."""
+    room: int
+    """Tokens that may be drafted at most."""
+
+
+class _Sequence(NamedTuple):
+    """What a slot's sequence demands of drafts."""
+
+    stop_ids: frozenset[int]
+    grammar: SequenceGrammar | None
+
+
+class Speculator:
+    """Drafts for each sequence, and learns which drafts are right and what positions cost.
+
+    Attributes:
+        cost: time of steps by their positions.
+        drafted: number of drafted tokens that were verified.
+        accepted: number of tokens among them that were right.
+        drafts: number of drafts that were verified.
+        accepted_at: [most] the number `accepted`, by the place of the token in its draft.
+    """
+
+    def __init__(self, drafter: Drafter, most: int, num_slots: int) -> None:
+        """`most` tokens are drafted for a row at a time."""
+        self.cost = StepCost()
+        self.drafted = self.accepted = self.drafts = 0
+        self.accepted_at = [0] * most
+        self._drafter = drafter
+        self._most = most
+        self._acceptance = Acceptance(num_slots)
+        self._sequences: dict[int, _Sequence] = {}
+        self._match_lengths: dict[int, int] = {}  # of the last draft of a slot
+
+    def begin(self, slot: int, stop_ids: Collection[int], grammar: SequenceGrammar | None) -> None:
+        """Drafts for the sequence of a slot from now on."""
+        self._sequences[slot] = _Sequence(frozenset(stop_ids), grammar)
+        self._acceptance.begin(slot)
+
+    def end(self, slot: int) -> None:
+        """Drafts no more for a slot."""
+        self._sequences.pop(slot, None)
+
+    def drafts_for(self, slot: int) -> bool:
+        """Returns whether the sequence of a slot may have drafts."""
+        return slot in self._sequences
+
+    def draft(self, rows: list[DraftRow], sampling: int, positions: int) -> list[list[int]]:
+        """Returns the tokens to verify behind each row, beside `sampling` rows that sample and `positions` in all."""
+        drafts = [self._draft(row) for row in rows]
+        survivals = [self._likely(row.slot, draft) for row, draft in zip(rows, drafts, strict=True)]
+        counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
+        for row, draft, count in zip(rows, drafts, counts, strict=True):
+            self._match_lengths[row.slot] = draft.match_length
+            if draft.tokens and not count:
+                self._acceptance.fade(row.slot, draft.match_length)
+        return [draft.tokens[:count] for draft, count in zip(drafts, counts, strict=True)]
+
+    def observe(self, slot: int, drafted: int, accepted: int) -> None:
+        """Learns that `accepted` of the `drafted` tokens of a slot were right."""
+        self.drafts += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+        self._acceptance.observe(slot, self._match_lengths[slot], drafted, accepted)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the figures of the drafts."""
+        yield table.DRAFTS.sample(self.drafts)
+        yield table.DRAFTED.sample(self.drafted)
+        yield from table.ACCEPTED.samples((str(place), count) for place, count in enumerate(self.accepted_at))
+
+    def pays(self, sampling: int, positions: int) -> bool:
+        """Returns whether drafts as likely to be right as any would be worth their positions."""
+        seconds = self._seconds(sampling, positions, LIKELY_TOKENS)
+        return bool((sampling + LIKELY_TOKENS * MOST_SURVIVAL) * seconds[0] > sampling * seconds[-1])
+
+    def _seconds(self, sampling: int, positions: int, count: int) -> Float64:
+        """Returns the time of the step with no drafted tokens, one, and so on up to `count`, but for its prompts: these
+        take their time anyway, and a step that is long for their sake does not make drafts cheap."""
+        seconds = self.cost.seconds(positions, count)
+        times: Float64 = self.cost.seconds(min(sampling, positions), 0) + seconds - seconds[0]
+        return times
+
+    def _draft(self, row: DraftRow) -> Draft:
+        most = min(row.room, self._most)
+        if most < 1:
+            return NO_DRAFT
+        draft, sequence = self._drafter.draft(row.text, most), self._sequences[row.slot]
+        tokens = list(takewhile(lambda token: token not in sequence.stop_ids, draft.tokens))
+        if tokens and sequence.grammar is not None:
+            tokens = tokens[: sequence.grammar.count_allowed(tokens)]
+        return Draft(tokens, draft.shares[: len(tokens)], draft.match_length)
+
+    def _likely(self, slot: int, draft: Draft) -> list[float]:
+        survivals = self._acceptance.survivals(slot, draft.match_length, draft.shares)
+        return list(takewhile(lambda chance: chance >= LEAST_SURVIVAL, survivals))

@@ -1,0 +1,114 @@
+"""Drafted tokens never change what clients get: texts, tokens and log-probabilities, whatever a request asks for."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import pytest
+
+from pagewire import SamplingParams, StructuredOutputsParams
+from pagewire.services.executor.speculation.drafters import SuffixDrafter
+from pagewire.shared.messages.client import Result
+from pagewire.shared.settings.config import Settings
+from tests.support.checkpoints import checkpoint
+from tests.support.drafters import drafting, guessing, knowing, wrong
+from tests.support.pipeline import running
+
+pytestmark = pytest.mark.anyio
+
+PROMPTS = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
+PLAIN: dict[str, Any] = {"max_tokens": 32, "seed": 3, "temperature": 0.0, "ignore_eos": True}
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    {"n": 3, "temperature": 1.0},
+    {"stop": ["e", "th"], "min_tokens": 6},
+    {"stop_token_ids": [*range(60, 120)], "min_tokens": 5, "ignore_eos": False},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.6, "presence_penalty": 0.4, "temperature": 0.4},
+    {"logit_bias": {17: 4.0, 30: -5.0}, "logprobs": 3, "prompt_logprobs": 2},
+    {"allowed_token_ids": [*range(40, 60)], "logprobs": 0},
+    {"bad_words": ["the", " a train", "e"], "temperature": 0.7},
+    {"logprobs": 2, "temperature": 1.0, "max_tokens": 17},
+    {"max_tokens": 1},
+    {"max_tokens": 2},
+    {"structured_outputs": StructuredOutputsParams(json=PERSON)},
+    {"structured_outputs": StructuredOutputsParams(json=PERSON), "temperature": 1.0, "logprobs": 1},
+    {"structured_outputs": StructuredOutputsParams(regex="(ab|ac)+d"), "frequency_penalty": 0.5},
+    {"structured_outputs": StructuredOutputsParams(choice=["The train left the station.", "The market"])},
+    {"beam_width": 2, "seed": None, "max_tokens": 6},
+]
+
+
+class Served(NamedTuple):
+    results: list[Result]
+    load: dict[str, float]
+
+
+async def serve(**settings: Any) -> Served:
+    """Sends all requests at once."""
+    values: dict[str, Any] = {"model": str(checkpoint("llama")), "device": "cpu", "log_level": "error", "seed": 1}
+    async with running(Settings(**values | {"num_kv_blocks": 400, "max_model_len": 120} | settings)) as pipeline:
+        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in PROMPTS for fields in FIELDS]
+        results = await asyncio.gather(
+            *(pipeline.client.generate(*request, return_token_ids=True) for request in requests)
+        )
+        await pipeline.until_idle()
+        assert (pipeline.load("scheduler")["preemptions"] > 0) == (settings.get("num_kv_blocks", 400) < 100)
+        return Served(results, pipeline.load("executor"))
+
+
+@pytest.fixture(scope="module")
+async def plain() -> Served:
+    """What is served without drafts."""
+    return await serve(spec_type="none")
+
+
+def texts_of(served: Served) -> list[list[int]]:
+    """The tokens of each prompt with each of its answers."""
+    return [
+        [*(result.prompt_token_ids or [[]])[0], *choice.token_ids]
+        for result in served.results
+        for choice in result.choices
+    ]
+
+
+def check(served: Served, expected: Served) -> None:
+    for result, known in zip(served.results, expected.results, strict=True):
+        assert [choice_of(choice) for choice in result.choices] == [choice_of(choice) for choice in known.choices]
+        assert result.prompt_logprobs == known.prompt_logprobs
+
+
+def choice_of(choice: Any) -> tuple[Any, ...]:
+    return choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason, choice.logprobs
+
+
+TIGHT: dict[str, Any] = {"num_kv_blocks": 16, "max_num_batched_tokens": 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("right", {}), ("wrong", {"lease_window": 1}), ("random", TIGHT), ("suffix", {"prefix_cache": False})],
+)
+async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str, settings: dict[str, Any]) -> None:
+    texts = texts_of(plain)
+    drafter: Any = {
+        "right": knowing(texts),
+        "wrong": wrong(texts),
+        "random": guessing(texts),
+        "suffix": SuffixDrafter(24, 2.0, 0.1),
+    }[kind]
+    with drafting(drafter) as opened:
+        served = await serve(**settings)
+    check(served, plain)
+    speculator = opened[0]
+    assert speculator.drafted > 0
+    if kind == "wrong":
+        assert speculator.accepted < 0.01 * speculator.drafted, "a token of another text may be right by chance"
+    if kind == "right":
+        assert served.load["rows"] < 0.6 * plain.load["rows"]
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+async def test_the_settings_draft_and_change_nothing(plain: Served, method: str) -> None:
+    check(await serve(spec_type=method), plain)

@@ -1,0 +1,83 @@
+"""A speculator drafts where a draft is likely to pay, and nowhere else."""
+
+import numpy as np
+
+from pagewire.services.executor.speculation.drafters import Draft
+from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
+
+DRAFT = Draft([7, 8, 9, 10, 11, 12], [1.0] * 6, 20)
+
+
+class Constant:
+    """Drafts the same for every text."""
+
+    def __init__(self, draft: Draft = DRAFT) -> None:
+        self._draft = draft
+
+    def draft(self, text: np.ndarray, most: int) -> Draft:
+        tokens, shares, length = self._draft
+        return Draft(tokens[:most], shares[:most], length)
+
+
+def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40) -> Speculator:
+    """One that has seen steps of these lengths."""
+    result = Speculator(Constant(draft), 4, slots)
+    for positions, time in seconds.items():
+        result.cost.observe(positions, time)
+    for slot in range(slots):
+        result.begin(slot, [11], None)
+    return result
+
+
+def rows(count: int, room: int = 9) -> list[DraftRow]:
+    return [DraftRow(slot, np.array([1, 2, 3]), room) for slot in range(count)]
+
+
+FLAT = {1: 0.010, 8: 0.011, 64: 0.012}
+STEEP = {1: 0.010, 2: 0.020, 64: 0.640}
+
+
+def test_where_positions_are_free_a_row_has_as_many_drafts_as_it_may() -> None:
+    assert speculator(FLAT).draft(rows(2), 2, 2) == [[7, 8, 9, 10]] * 2
+    assert speculator(FLAT).draft(rows(1, room=2), 1, 1) == [[7, 8]]
+
+
+def test_a_draft_ends_before_a_stop_id() -> None:
+    assert speculator(FLAT, Draft([7, 11, 8], [1.0] * 3, 20)).draft(rows(1), 1, 1) == [[7]]
+
+
+def test_where_positions_cost_as_much_as_tokens_nothing_is_drafted() -> None:
+    steep = speculator(STEEP)
+    assert not steep.pays(1, 1)
+    assert not steep.pays(32, 32)
+    assert speculator(FLAT).pays(32, 32)
+
+
+def test_a_drafter_that_is_always_wrong_soon_drafts_nothing() -> None:
+    wrong = speculator(FLAT)
+    drafted = 0
+    for _ in range(300):
+        (tokens,) = wrong.draft(rows(1), 1, 1)
+        if tokens:
+            drafted += 1
+            wrong.observe(0, len(tokens), 0)
+    assert 0 < drafted < 30
+    assert (wrong.drafts, wrong.accepted) == (drafted, 0)
+
+
+def test_the_likeliest_drafts_get_the_positions() -> None:
+    costly = speculator({2: 0.010, 6: 0.014, 8: 0.030})
+    for _ in range(20):
+        costly.draft(rows(2), 2, 2)
+        costly._match_lengths = {0: 20, 1: 20}
+        costly.observe(0, 4, 4)
+        costly.observe(1, 4, 0)
+    first, second = costly.draft(rows(2), 2, 2)
+    assert len(first) > len(second)
+
+
+def test_a_slot_without_a_sequence_has_no_drafts() -> None:
+    ended = speculator(FLAT)
+    ended.end(0)
+    assert not ended.drafts_for(0)
+    assert ended.drafts_for(1)

@@ -1,0 +1,89 @@
+"""Rows with drafted tokens: where they may be, and what counts as computed afterwards."""
+
+import numpy as np
+import pytest
+
+from pagewire.services.executor.in_flight_step import InFlightStep
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.plan import AddSlot
+from pagewire.shared.messages.step import Finish
+from tests.services.executor.fakes import CAPACITY, add, plan, sampling
+from tests.support.drafters import Scripted
+
+
+def drafting(*added: AddSlot, draft: list[int]) -> SlotTable:
+    """A table whose rows all get this draft, as far as there is room, and whose sequences have their first token."""
+    speculator = Speculator(Scripted(lambda _text, _most: draft), 8, CAPACITY.max_num_seqs)
+    speculator.cost.observe(1, 1.0)
+    speculator.cost.observe(200, 1.0)  # positions are free
+    table = SlotTable(CAPACITY, speculator)
+    table.apply(plan(1, *added))
+    for each in added:
+        speculator.begin(each.slot, unpack(each.sampling.stop_ids), None)
+    return table
+
+
+def launched(table: SlotTable) -> InFlightStep:
+    step = table.launch()
+    assert step is not None
+    return step
+
+
+def drafts(step: InFlightStep) -> list[int]:
+    return [] if step.batch.num_drafts is None else step.batch.num_drafts.tolist()
+
+
+def test_drafts_stand_behind_the_known_tokens_and_right_ones_count_as_computed() -> None:
+    table = drafting(add(0, 1, [3], [0, 1, 2]), draft=[7, 8, 9])
+    step = launched(table)
+    assert (step.batch.token_ids.tolist(), drafts(step), step.batch.ends.tolist()) == ([3, 7, 8, 9], [3], [1])
+    columns = table.record(step, np.array([7, 8, 30]), np.array([3]))
+    assert (unpack(columns.starts), unpack(columns.counts), unpack(columns.tokens)) == ([0], [1], [7, 8, 30])
+    assert unpack(columns.drafts) == [1, 3, 2]
+    following = launched(table).batch
+    assert (following.num_computed_tokens.tolist(), following.token_ids[0]) == ([3], 30)
+
+
+def test_a_wrong_draft_leaves_one_token_and_its_positions_are_computed_again() -> None:
+    table = drafting(add(0, 1, [3], [0, 1, 2]), draft=[7, 8])
+    table.record(launched(table), np.array([30]), np.array([1]))
+    following = launched(table).batch
+    assert (following.num_computed_tokens.tolist(), following.token_ids[:2].tolist()) == ([1], [30, 7])
+
+
+@pytest.mark.parametrize(("blocks", "most"), [([0], 3), ([0, 1], 7)])
+def test_no_draft_is_written_beyond_the_limit(blocks: list[int], most: int) -> None:
+    assert drafts(launched(drafting(add(0, 1, [3], blocks), draft=[7] * 8))) == [most]
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(1, []), (2, [1]), (4, [3])])
+def test_a_row_has_fewer_drafts_than_tokens_are_left(max_tokens: int, expected: list[int]) -> None:
+    added = add(0, 1, [3], [0, 1, 2], picks=sampling(1, max_tokens=max_tokens))
+    assert drafts(launched(drafting(added, draft=[7] * 8))) == expected
+
+
+def test_a_sequence_ends_at_its_stop_id_among_right_drafts() -> None:
+    added = add(0, 1, [3], [0, 1, 2], picks=sampling(1, max_tokens=20, stop_ids=[8]))
+    table = drafting(added, draft=[7, 9])
+    columns = table.record(launched(table), np.array([7, 8]), np.array([2]))
+    assert (unpack(columns.tokens), list(columns.finishes)) == ([7, 8], [Finish.STOP])
+    assert not table.has_work
+
+
+def test_a_prompt_in_progress_has_no_drafts() -> None:
+    table = drafting(add(0, 1, range(9), [0, 1, 2, 3]), draft=[7])
+    table.apply(plan(2, budget=4))
+    assert drafts(launched(table)) == []
+    assert drafts(launched(table)) == []
+    step = launched(table)
+    assert (step.batch.token_ids.tolist(), drafts(step)) == ([8, 7], [1])
+
+
+def test_forced_tokens_that_agree_with_drafts_are_computed() -> None:
+    table = drafting(add(0, 1, [3], [0, 1, 2]), draft=[7, 8, 9])
+    columns = table.record(launched(table), np.array([7, 8, 20, 21]), np.array([4]))
+    assert unpack(columns.tokens) == [7, 8, 20, 21]
+    following = launched(table).batch
+    assert (following.num_computed_tokens.tolist(), following.token_ids[:2].tolist()) == ([3], [20, 21])

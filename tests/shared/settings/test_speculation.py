@@ -1,0 +1,67 @@
+"""The settings of drafts: vLLM's keys, and errors that say what to do."""
+
+import pytest
+
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import speculation
+
+
+def read(config: str = "", spec_type: str = "auto", device: str = "sim:zero") -> object:
+    settings = Settings(speculative_config=config, spec_type=spec_type, device=device)  # type: ignore[arg-type]
+    found = speculation(settings)
+    return None if found is None else (found.method, found.tokens)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec_type", "expected"),
+    [
+        ("", "auto", None),
+        ("", "suffix", ("suffix", 16)),
+        ("", "ngram", ("ngram", 8)),
+        ('{"method": "ngram", "num_speculative_tokens": 4}', "auto", ("ngram", 4)),
+        ('{"method": "ngram"}', "ngram", ("ngram", 8)),
+        ('{"prompt_lookup_max": 4}', "auto", ("ngram", 8)),
+        ('{"suffix_decoding_max_spec_factor": 2.0}', "auto", ("suffix", 16)),
+        ('{"num_speculative_tokens": 3}', "ngram", ("ngram", 3)),
+        ('{"method": "none"}', "auto", None),
+        ("", "none", None),
+    ],
+)
+def test_the_method_is_the_one_that_is_named(config: str, spec_type: str, expected: object) -> None:
+    assert read(config, spec_type) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "spec_type", "reason"),
+    [
+        ('{"method": "ngram"}', "suffix", "set one of them"),
+        ('{"method": "eagle3", "num_speculative_tokens": 3}', "auto", "by eagle3 is not supported yet"),
+        ("", "mtp", "by mtp is not supported yet"),
+        ('{"model": "small"}', "auto", "by draft_model is not supported yet"),
+        ('{"method": "sufix"}', "auto", "did you mean suffix"),
+        ('{"num_speculative_tokens": 0}', "auto", "num_speculative_tokens"),
+        ('{"num_speculative_token": 4}', "auto", "num_speculative_token"),
+        ('{"suffix_decoding_max_cached_requests": 100}', "auto", "suffix_decoding_max_cached_requests"),
+        ('{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}', "auto", "prompt_lookup_min"),
+        ("ngram", "auto", "speculative-config"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(config: str, spec_type: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        read(config, spec_type)
+
+
+@pytest.mark.parametrize(
+    ("config", "lookup"),
+    [
+        ("{}", (5, 5)),
+        ('{"prompt_lookup_max": 3}', (3, 3)),
+        ('{"prompt_lookup_min": 2}', (2, 2)),
+        ('{"prompt_lookup_min": 2, "prompt_lookup_max": 4}', (2, 4)),
+    ],
+)
+def test_the_bounds_of_ngrams_are_those_of_vllm(config: str, lookup: tuple[int, int]) -> None:
+    found = speculation(Settings(speculative_config=config, spec_type="ngram"))
+    assert found is not None
+    assert found.lookup == lookup

@@ -1,0 +1,81 @@
+"""Drafters for tests: one knows the texts, one is always wrong, one guesses at random."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+
+from pagewire.services.executor import step_thread
+from pagewire.services.executor.devices.protocol import Capacity, Float64, Int64
+from pagewire.services.executor.speculation.drafters import Draft
+from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.services.executor.speculation.step_cost import StepCost
+from pagewire.shared.settings.config import Settings
+
+VOCABULARY = 512
+
+
+class Scripted:
+    """Drafts what a function says."""
+
+    def __init__(self, guess: Callable[[list[int], int], list[int]]) -> None:
+        self._guess = guess
+
+    def draft(self, text: Int64, most: int) -> Draft:
+        tokens = self._guess(text.tolist(), most)[:most]
+        return Draft(tokens, [1.0] * len(tokens), 32)
+
+
+def knowing(texts: list[list[int]]) -> Scripted:
+    """Drafts the rest of the texts, prompt and output, of which one begins as the sequence does."""
+
+    def guess(text: list[int], most: int) -> list[int]:
+        return next((each[len(text) : len(text) + most] for each in texts if each[: len(text)] == text), [])
+
+    return Scripted(guess)
+
+
+def wrong(texts: list[list[int]]) -> Scripted:
+    """Drafts tokens that do not follow."""
+    right = knowing(texts)
+
+    def guess(text: list[int], most: int) -> list[int]:
+        return [(token + 1) % VOCABULARY for token in right.draft(np.array(text), most).tokens]
+
+    return Scripted(guess)
+
+
+def guessing(texts: list[list[int]], share: float = 0.7) -> Scripted:
+    """Drafts right and wrong tokens, by chance, and any number of them."""
+    random, right = Random(5), knowing(texts)
+
+    def guess(text: list[int], most: int) -> list[int]:
+        tokens = right.draft(np.array(text), random.randint(0, most)).tokens
+        return [token if random.random() < share else random.randrange(VOCABULARY) for token in tokens]
+
+    return Scripted(guess)
+
+
+@contextmanager
+def drafting(drafter: Scripted, most: int = 6) -> Iterator[list[Speculator]]:
+    """Executors that are opened meanwhile draft so, however little it pays; yields their speculators."""
+    opened: list[Speculator] = []
+
+    def open_(_: Settings, capacity: Capacity) -> Speculator:
+        opened.append(Speculator(drafter, min(most, capacity.max_drafts), capacity.max_num_seqs))
+        return opened[-1]
+
+    def flat(_: StepCost, first: int, count: int) -> Float64:
+        return np.ones(count + 1)
+
+    def nothing(*_: object) -> None:
+        """Learns nothing: all drafts seem to be right."""
+
+    with (
+        patch.object(step_thread, "open_speculator", open_),
+        patch.object(StepCost, "seconds", flat),
+        patch("pagewire.services.executor.speculation.acceptance.Acceptance.observe", nothing),
+    ):
+        yield opened
