@@ -78,7 +78,7 @@ class GgufTensors:
 
     def __init__(self, model: GgufModel, files: Mapping[Path, int], rotated_head: int | None) -> None:
         self._files, self._head = files, rotated_head
-        self._stored = {_name(name): tensor for name, tensor in model.tensors.items() if name != ROPE_FACTORS}
+        self._stored = {hub_name(name): tensor for name, tensor in model.tensors.items() if name != ROPE_FACTORS}
 
     def names(self) -> Collection[str]:
         """Returns the names of all tensors, as Hugging Face has them."""
@@ -94,9 +94,9 @@ class GgufTensors:
 
     def row_order(self, name: str) -> Tensor | None:
         """Returns, for each row in the file [rows], its row in the tensor; None if the order is the same."""
-        if self._head is None or not any(part in name for part in _ROTATED):
+        if self._head is None or not is_rotated(name):
             return None
-        return torch.arange(self._stored[name].shape[0]).view(-1, 2, self._head // 2).transpose(1, 2).flatten()
+        return rotated_rows(self._stored[name].shape[0], self._head)
 
     def blocks(self, name: str, first: int, count: int) -> Blocks:
         """Returns rows [first, first + count), packed as in the file.
@@ -179,7 +179,17 @@ def _put(rows: Tensor, order: Tensor, values: Tensor) -> None:
     rows[order] = values.to(rows.dtype)
 
 
-def _name(name: str) -> str:
+def is_rotated(name: str) -> bool:
+    """Returns whether files of the llama architecture have the rows of a tensor in ggml's order."""
+    return any(part in name for part in _ROTATED)
+
+
+def rotated_rows(rows: int, head: int) -> Tensor:
+    """Returns, for each row [rows] in ggml's order, its row in Hugging Face's; `head` rows belong to a head."""
+    return torch.arange(rows).view(-1, 2, head // 2).transpose(1, 2).flatten()
+
+
+def hub_name(name: str) -> str:
     """Returns a tensor's name in Hugging Face's checkpoints. Unknown names stay: `load_weights` refuses them."""
     if (match := _LAYER.fullmatch(name)) and match[2] in _PARTS:
         return f"model.layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
