@@ -62,6 +62,8 @@ class Sequence:
     """Name of the user who sent the request; empty: all users who give none."""
     cache_salt: str = ""
     """Salt of the prefix cache: blocks are shared only between sequences of equal salt."""
+    adapter: str = ""
+    """Hash of the content of its adapter; empty: none."""
     trace: str = ""
     """`traceparent` that spans continue; empty: none."""
     state: SequenceState = SequenceState.WAITING
@@ -84,6 +86,8 @@ class Sequence:
     """`Policy.num_steps` when the last row of the sequence was reported, or when it got its slot."""
     delayed_since: int = -1
     """`Policy.num_steps` when prompts in progress first kept the sequence from its slot; -1: they never did."""
+    passed_since: int = -1
+    """`Policy.num_steps` when running adapters first kept the sequence from its slot; -1: they never did."""
     allocate_at: int = 0
     """Number of tokens from which on the blocks do not last for the steps ahead."""
     position_limit: int = 0
