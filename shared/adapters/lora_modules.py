@@ -65,20 +65,26 @@ def check_name(name: str, others: list[str]) -> None:
 
 
 def _parse(text: str) -> list[LoraModule]:
-    """Returns the adapters of a text: `name=path` pairs or objects in JSON, separated by commas, or a JSON list."""
-    text = text.strip()
-    if text.startswith(("{", "[")):
-        try:
-            value = json.loads(text if text.startswith("[") else f"[{text}]")
-            return msgspec.convert(value, list[LoraModule])
-        except (ValueError, msgspec.ValidationError) as error:
-            raise ConfigurationError(f"lora-modules is no list of adapters in JSON: {error}") from error
-    modules = []
-    for item in filter(None, (item.strip() for item in text.split(","))):
-        name, equals, path = item.partition("=")
-        if not equals or not name or not path:
-            raise ConfigurationError(f"lora-modules has {item!r}: write name=path, or an object in JSON")
-        modules.append(LoraModule(name, path))
+    """Returns the adapters of a text: `name=path` pairs and objects in JSON, separated by commas, or a JSON list."""
+    modules: list[LoraModule] = []
+    rest = text.strip()
+    try:
+        if rest.startswith("["):
+            return msgspec.convert(json.loads(rest), list[LoraModule])
+        while rest:
+            if rest.startswith("{"):
+                fields, end = json.JSONDecoder().raw_decode(rest)
+                modules.append(msgspec.convert(fields, LoraModule))
+                rest = rest[end:].lstrip(", ")
+                continue
+            item, _, rest = rest.partition(",")
+            name, _, path = item.strip().partition("=")
+            if not name or not path:
+                raise ConfigurationError(f"lora-modules has {item!r}: write name=path, or an object in JSON")
+            modules.append(LoraModule(name, path))
+            rest = rest.lstrip(", ")
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"lora-modules is no list of adapters in JSON: {error}") from error
     return modules
 
 
