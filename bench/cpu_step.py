@@ -1,8 +1,8 @@
 """Measures a step of the CPU device, with compiled kernels and by another path, and where its time goes.
 
 The other path is the same model as it is served when `transformers` has built it, or the same kernels with keys and
-values in int8. The models have random weights, in bf16 unless told otherwise. Both paths take turns, so that a noisy
-machine is noisy for both.
+values in int8, or with rows that take turns in having adapters. The models have random weights, in bf16 unless told
+otherwise. Both paths take turns, so that a noisy machine is noisy for both.
 """
 
 import argparse
@@ -27,6 +27,11 @@ from typing_extensions import override
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.kernels.low_rank import LowRank
+from pagewire.services.executor.adapters.adapter import Adapter
+from pagewire.services.executor.adapters.loader import SequenceAdapter
+from pagewire.services.executor.adapters.targets import targets_of
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
@@ -79,7 +84,7 @@ EXPERTS: Mapping[str, Any] = {
 """Experts of families that are mixtures, where the shape names none: their own would be too large."""
 NATIVE: Mapping[str, str] = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES}
 """The architectures with a file of their own, by model_type."""
-OTHERS = ("transformers", "int8-kv")
+OTHERS = ("transformers", "int8-kv", "adapters")
 PARTS = ("linears", "attention", "sampling")
 
 
@@ -172,6 +177,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
     parser.add_argument("--query-len", type=int, default=1, help="tokens that each sequence computes")
     parser.add_argument("--against", default="int8-kv", choices=OTHERS, help="the other path")
+    parser.add_argument("--adapters", type=int, default=1, help="adapters of the path `adapters`")
+    parser.add_argument("--rank", type=int, default=16, help="their rank")
+    parser.add_argument("--plain", type=int, default=0, help="rows of that path without an adapter")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
@@ -246,11 +254,16 @@ def _device(case: Case, options: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     blocks = entries * len(windows)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, entries * BLOCK_SIZE, VOCABULARY, windows=windows)
     kernels = CpuKernels(build.load(), options.threads)
-    backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
+    spec = model.spec
     if isinstance(model, TransformersLM):
         model = prove(model, partial(CompiledBackend, kernels), BLOCK_SIZE, MAX_MODEL_LEN)
+    adapters = None
     if not isinstance(model, TransformersLM):
+        targets = targets_of(model)
         model = CompiledLM(model, kernels, capacity.max_model_len)
+        if case.path == "adapters":
+            adapters = _adapters(CpuAdapters(kernels, targets, model.numbers, dtype), case.rows, options)
+    backend = CompiledBackend(kernels, spec, capacity, torch.int8 if case.path == "int8-kv" else dtype, adapters)
     for pool in backend.layers:
         for tensor in pool:
             tensor.fill_(0.1)  # 0 in int8; untouched memory would be read from one page of zeros
@@ -262,6 +275,22 @@ def _device(case: Case, options: argparse.Namespace) -> tuple[CpuDevice, Timed]:
         sampling = record(temperature=options.temperature, top_p=options.top_p, key=sequence_key(0, slot, 0))
         device.add(slot, ids[slot].tolist(), sampling)
     return device, timed
+
+
+def _adapters(adapters: CpuAdapters, rows: int, options: argparse.Namespace) -> CpuAdapters:
+    """Returns `adapters` with random ones of all products, which the slots take turns in having."""
+    loaded = []
+    for _ in range(options.adapters):
+        updates: dict[str, list[LowRank]] = {}
+        for target in adapters.targets.products.values():
+            factors = torch.randn(options.rank, target.inputs), torch.randn(target.outputs, options.rank) * 1e-4
+            updates.setdefault(target.path, []).append(LowRank(*factors, target.first, 1.0))
+        adapter = SequenceAdapter("")
+        adapter.put(adapters.pack(Adapter(updates, options.rank)))
+        loaded.append(adapter)
+    for slot in range(options.plain, rows):
+        adapters.assign(slot, loaded[slot % len(loaded)])
+    return adapters
 
 
 def _batch(rows: int, context: int, query_len: int) -> StepBatch:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from pagewire.client.async_client import AsyncClient
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
+    from pagewire.lora_request import LoRARequest
     from pagewire.shared import errors
     from pagewire.shared.chat.parser import read_message
     from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
@@ -17,6 +18,7 @@ __all__ = [
     "AsyncClient",
     "AsyncLLM",
     "Client",
+    "LoRARequest",
     "SamplingParams",
     "StructuredOutputsParams",
     "errors",
@@ -28,6 +30,7 @@ _MODULES = {
     "AsyncLLM": "pagewire.async_llm",
     "Client": "pagewire.client.sync",
     "LLM": "pagewire.llm",
+    "LoRARequest": "pagewire.lora_request",
     "SamplingParams": "pagewire.shared.messages.client",
     "StructuredOutputsParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",

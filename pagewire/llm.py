@@ -1,6 +1,7 @@
 """Offline generation: turns a list of prompts into a list of results with a stack of its own."""
 
 import asyncio
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -11,6 +12,7 @@ from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.programs import PIPELINE
 from pagewire.embedded.stack import Stack
+from pagewire.lora_request import LoRARequest
 from pagewire.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, output_of
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.services.executor.devices.defaults import offline
@@ -52,8 +54,8 @@ def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
         names.pop("trust_remote_code", None)
     flags = {kept.replace("_", "-"): arguments[name] for name, kept in names.items() if kept}
     settings = device_choice.resolve(config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags))
-    # Offline, every request waits.
-    return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None)
+    # Offline, every request waits, and the program itself names the adapters.
+    return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None, lora_dirs=settings.lora_dirs or "/")
 
 
 def request_of(prompt: OnePrompt, **options: Any) -> dict[str, Any]:
@@ -92,6 +94,7 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = offline(settings_of(model, settings))
+        self._loaded: dict[str, LoRARequest] = {}
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
@@ -118,7 +121,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: object = False,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -129,7 +132,7 @@ class LLM:
             sampling_params: parameters of all prompts, or a list with one per prompt; None: the model's
                 generation_config.
             use_tqdm: without effect: no progress is shown.
-            lora_request: not supported.
+            lora_request: adapter of all prompts, or a list with one or None per prompt; `LLM` needs `enable_lora`.
             priority: priority of each prompt; lower ones run earlier.
             tokenization_kwargs: `truncate_prompt_tokens` and `add_special_tokens`.
 
@@ -137,20 +140,19 @@ class LLM:
             RequestError: a prompt is refused, or the pipeline has failed.
         """
         del use_tqdm
-        _refuse(lora_request=lora_request)
         options = dict(tokenization_kwargs or {})
         _refuse(**{name: value for name, value in options.items() if name not in PROMPT_OPTIONS})
         several = _several(prompts)
         priorities = [0] * len(several) if priority is None else priority
         requests = [request_of(one, priority=each, **options) for one, each in zip(several, priorities, strict=True)]
-        return self._run(requests, sampling_params)
+        return self._run(self._adapted(requests, lora_request), sampling_params)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: object = False,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: None = None,
         chat_template_content_format: str = "auto",
         **options: Any,
@@ -162,7 +164,7 @@ class LLM:
             sampling_params: parameters of all conversations, or a list with one per conversation; None: the model's
                 generation_config.
             use_tqdm: without effect: no progress is shown.
-            lora_request: not supported.
+            lora_request: adapter of all prompts, or a list with one or None per prompt; `LLM` needs `enable_lora`.
             chat_template: not supported: it is an argument of `LLM`.
             chat_template_content_format: without effect: it is read off the template.
             options: `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`, `continue_final_message`,
@@ -172,16 +174,16 @@ class LLM:
             RequestError: a conversation is refused, or the pipeline has failed.
         """
         del use_tqdm, chat_template_content_format
-        _refuse(lora_request=lora_request, chat_template=chat_template)
+        _refuse(chat_template=chat_template)
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = [{"messages": one, "return_token_ids": True, **options} for one in several]
-        return self._run(requests, sampling_params)
+        return self._run(self._adapted(requests, lora_request), sampling_params)
 
     def beam_search(
         self,
         prompts: OnePrompt | Sequence[OnePrompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: object = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -190,7 +192,7 @@ class LLM:
         Args:
             prompts: a prompt, or a list of prompts.
             params: parameters of all searches.
-            lora_request: not supported.
+            lora_request: adapter of all prompts, or a list with one or None per prompt; `LLM` needs `enable_lora`.
             use_tqdm: without effect: no progress is shown.
             concurrency_limit: without effect: as many searches run at once as there is room for.
 
@@ -198,7 +200,6 @@ class LLM:
             RequestError: a prompt is refused, or the pipeline has failed.
         """
         del use_tqdm, concurrency_limit
-        _refuse(lora_request=lora_request)
         if params.temperature:
             raise InvalidRequest("temperature must be 0 in a beam search, which does not sample")
         width, max_logprobs = params.beam_width, self._settings.max_logprobs
@@ -211,7 +212,8 @@ class LLM:
             logprobs=2 * width if max_logprobs < 0 else min(2 * width, max_logprobs),
             skip_special_tokens=False,
         )
-        results = self._run([request_of(prompt) for prompt in _several(prompts)], sampling)
+        requests = self._adapted([request_of(prompt) for prompt in _several(prompts)], lora_request)
+        results = self._run(requests, sampling)
         return self._thread.run(self._beams(results))
 
     def get_tokenizer(self) -> "PreTrainedTokenizerFast":
@@ -227,6 +229,32 @@ class LLM:
         defaults = generation_defaults(model_folder.read_generation_config(path), vocab_size)
         limit = {} if defaults.max_new_tokens is None else {"max_tokens": defaults.max_new_tokens}
         return SamplingParams(**defaults.fields | limit)
+
+    def _adapted(
+        self, requests: Sequence[dict[str, Any]], adapters: LoRARequest | Sequence[LoRARequest | None] | None
+    ) -> Sequence[dict[str, Any]]:
+        """Returns requests that name their adapters, after these have been loaded."""
+        if adapters is None:
+            return requests
+        each = [adapters] * len(requests) if isinstance(adapters, LoRARequest) else adapters
+        if len(each) != len(requests):
+            raise InvalidRequest(f"there are {len(requests)} prompts and {len(each)} adapters")
+        if not self._settings.enable_lora:
+            raise InvalidRequest("lora_request needs LLM(..., enable_lora=True)")
+        absolute = [msgspec.structs.replace(one, lora_path=os.path.abspath(one.lora_path)) for one in each if one]
+        self._thread.run(self._load({one.lora_name: one for one in absolute}))
+        named = [{} if one is None else {"model": one.lora_name} for one in each]
+        return [request | name for request, name in zip(requests, named, strict=True)]
+
+    async def _load(self, adapters: Mapping[str, LoRARequest]) -> None:
+        """Loads the adapters, by name, that are not loaded."""
+        missing = [one for one in adapters.values() if one.load_inplace or self._loaded.get(one.lora_name) != one]
+        if not missing:
+            return
+        async with AsyncClient(self._address.nats, user=self._stack.operator) as client:
+            for one in missing:
+                await client.load_adapter(one.lora_name, one.lora_path, replace=True)
+                self._loaded[one.lora_name] = one
 
     def _run(
         self, requests: Sequence[dict[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None

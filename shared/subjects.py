@@ -15,6 +15,8 @@ GENERATE = "pagewire.v1.generate"
 TOKENIZE = "pagewire.v1.tokenize"
 DETOKENIZE = "pagewire.v1.detokenize"
 MODELS = "pagewire.v1.models"
+ADAPTERS = "pagewire.v1.adapters"
+"""`.<load | unload>.<model>`: operators load and remove adapters."""
 CANCEL = "pagewire.v1.cancel"
 RESUME = "pagewire.v1.resume"
 
@@ -51,6 +53,13 @@ WORK = "pagewire.work"
 """`.<model>.<class>.<target>`: the work queues."""
 DONE = "pagewire.done"
 """`.<request id>`: how a request ended, kept for two minutes."""
+ADAPTER = "pagewire.adapter"
+ADAPTER_NAME = "pagewire.adapter.name"
+"""`.<model>.<adapter>`: the content that an adapter's name stands for."""
+ADAPTER_CONTENT = "pagewire.adapter.content"
+"""`.<hash>.<number | parts>`: a part of an adapter's content, or the number of its parts."""
+ADAPTER_RETIRED = "pagewire.adapter.retired"
+"""`.<hash>`: the time at which content lost a name."""
 TERM = "pagewire.term"
 """The sequence number of a message in its stream is the next term."""
 
@@ -111,6 +120,26 @@ def tenant_of(subject: str) -> str:
     'alice'
     """
     return subject.split(".", 4)[3] if subject.startswith(f"{TENANT}.") else ""
+
+
+def model_of(subject: str) -> str:
+    """Returns the token of the model, or of its adapter, that a request is for.
+
+    >>> model_of("pagewire.v1.tenant.alice.generate.llama")
+    'llama'
+    """
+    return subject.rpartition(".")[2]
+
+
+def salted(adapter: str, cache_salt: str) -> str:
+    """Returns the salt of the cached prefixes of an adapter, from the salt that `owned` has made of a request's.
+
+    No two of them are alike: an adapter is the hash of its content, and no name of a tenant has a slash.
+
+    >>> salted("", "alice~s1"), salted("0f3c", "alice~s1")
+    ('alice~s1', 'lora/0f3c~alice~s1')
+    """
+    return f"lora/{adapter}{_OWNED}{cache_salt}" if adapter else cache_salt
 
 
 def for_tenant(subject: str, tenant: str) -> str:

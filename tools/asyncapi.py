@@ -15,6 +15,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus.streams import CHECK_DONE, CHECK_WORK
 from pagewire.shared.messages import client, tokenize
 from pagewire.shared.messages.abort import AbortedSequences, AbortSequences
+from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.adopted import Adopted
 from pagewire.shared.messages.attach import Attach, Attached
 from pagewire.shared.messages.backlog import Backlog
@@ -91,6 +92,18 @@ CHANNELS = {
         [tokenize.DetokenizeReply, client.ErrorFrame],
     ),
     "models": Channel(subjects.MODELS, "Lists the models that are served.", [], [client.ModelList]),
+    "loadAdapter": Channel(
+        f"{subjects.ADAPTERS}.load.{{model}}",
+        "Whoever operates the stack loads an adapter.",
+        [LoadAdapterRequest],
+        [AdapterReply, client.ErrorFrame],
+    ),
+    "unloadAdapter": Channel(
+        f"{subjects.ADAPTERS}.unload.{{model}}",
+        "Whoever operates the stack removes an adapter.",
+        [UnloadAdapterRequest],
+        [AdapterReply, client.ErrorFrame],
+    ),
     "cancel": Channel(
         f"{subjects.CANCEL}.{{instance}}.{{request}}.{{secret}}", "Cancels a request.", [], [client.CancelReply]
     ),
@@ -143,6 +156,18 @@ CHANNELS = {
         [Done],
     ),
     "term": Channel(subjects.TERM, "The sequence number of a message in its stream is the next term."),
+    "adapterName": Channel(
+        f"{subjects.ADAPTER_NAME}.{{model}}.{{adapter}}",
+        "The content that an adapter's name stands for, kept by the broker.",
+        [AdapterRecord],
+    ),
+    "adapterContent": Channel(
+        f"{subjects.ADAPTER_CONTENT}.{{hash}}.{{part}}",
+        "A part of the content of an adapter, kept by the broker and read through JetStream.",
+    ),
+    "adapterRetired": Channel(
+        f"{subjects.ADAPTER_RETIRED}.{{hash}}", "Content has lost a name; its age decides when it is deleted."
+    ),
     "backlog": Channel(f"{subjects.BACKLOG}.{{model}}.{{scheduler}}", "What waits, and how fast it starts.", [Backlog]),
     "prefixes": Channel(
         f"{subjects.PREFIXES}.{{model}}.{{scheduler}}", "The prefixes that a replica has cached.", [CachedPrefixes]

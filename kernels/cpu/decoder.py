@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.cpu.adapters import Adapted
 from pagewire.kernels.cpu.experts import CompiledExperts, Experts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels
 from pagewire.kernels.cpu.kernels import Norm as _Norm
@@ -30,6 +31,8 @@ class Layer:
     attention: Attention
     group: int
     """Index of its block tables in the batches of a step."""
+    number: int
+    """Number of `qkv` in the model, by which adapters know it; those of `o` and of the two products follow."""
     attention_in: Norm | None
     attention_out: Norm | None
     mlp_in: Norm | None
@@ -67,7 +70,7 @@ class _Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "o", "up", "down")),
         ("experts", POINTER(Experts)),
         ("table", c_void_p),
-        *((name, c_int64) for name in ("rotated", "window", "group")),
+        *((name, c_int64) for name in ("rotated", "window", "group", "number")),
         *((name, c_double) for name in ("scale", "soft_cap")),
     )
 
@@ -127,10 +130,17 @@ class CompiledDecoder:
         }
         self._pools: Sequence[Pool] = ()
         self._decode = kernels.function(
-            "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+            "decode", [*[c_void_p] * 2, POINTER(Batch), *[c_void_p] * 2, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
         )
 
-    def __call__(self, ids: Tensor, positions: Tensor, batches: Array[Batch], pools: Sequence[Pool]) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        batches: Array[Batch],
+        pools: Sequence[Pool],
+        adapted: Array[Adapted] | None = None,
+    ) -> Tensor:
         """Returns the hidden states [T, D] of the tokens.
 
         Args:
@@ -138,6 +148,7 @@ class CompiledDecoder:
             positions: int64 [T].
             batches: result of `batches_of`.
             pools: KV pool of each layer. Passing the same object again is free.
+            adapted: the rows of each adapter; None: no row has one.
         """
         if pools is not self._pools:
             self._bind(pools)
@@ -145,7 +156,8 @@ class CompiledDecoder:
         tokens = ids.shape[0]
         out = torch.empty(tokens, self._width)
         pointers = byref(self._model), self._addresses, batches, ids.data_ptr(), positions.data_ptr()
-        self._decode(*pointers, tokens, out.data_ptr(), self.seconds)
+        adapters = 0 if adapted is None else len(adapted)
+        self._decode(*pointers, tokens, adapted, adapters, out.data_ptr(), self.seconds)
         return out
 
     def _bind(self, pools: Sequence[Pool]) -> None:
@@ -171,6 +183,7 @@ def _layer(layer: Layer) -> _Layer:
         0 if layer.table is None else layer.table.shape[1],
         layer.attention.window,
         layer.group,
+        layer.number,
         layer.attention.scale,
         layer.attention.soft_cap,
     )

@@ -23,6 +23,7 @@ from pagewire.shared.errors import (
     RequestTimeout,
     Unavailable,
 )
+from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ModelInfo, Result, SamplingParams
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagewire.shared.security import credentials
@@ -34,6 +35,8 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` for each turn; content is text, or a list of text parts."""
 
 _REPLY_TIMEOUT = 5.0
+_LOAD_TIMEOUTS = (5.0, 15.0, 60.0)
+"""Seconds that an executor has to load an adapter, in each attempt."""
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
 
@@ -284,6 +287,49 @@ class AsyncClient:
         request = DetokenizeRequest(list(token_ids), keep_prefix)
         return (await self._request(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
 
+    async def load_adapter(self, name: str, path: str, model: str = "", *, replace: bool = False) -> str:
+        """Loads an adapter (LoRA) for all who may use the model; returns the hash of its content.
+
+        Only the user `operator` of the broker may do so.
+
+        Args:
+            name: name of the adapter in requests.
+            path: its folder or .gguf file, within the executors' `lora_dirs`.
+            model: the served name of the model that it changes; by default the client's.
+            replace: whether it may take the name of another one, with which running requests end.
+
+        Raises:
+            RequestError: the adapter is refused, or no executor answers.
+        """
+        return (await self._change_adapter("load", model, LoadAdapterRequest(name, path, replace))).digest
+
+    async def unload_adapter(self, name: str, model: str = "") -> str:
+        """Removes an adapter; returns the hash of its content. Requests that run with it end with it.
+
+        Raises:
+            RequestError: there is no such adapter, or no executor answers.
+        """
+        return (await self._change_adapter("unload", model, UnloadAdapterRequest(name))).digest
+
+    async def _change_adapter(self, verb: str, model: str, request: msgspec.Struct) -> AdapterReply:
+        bus, directory, _ = self._connection()
+        name = await directory.resolve(model)
+        subject = directory.subject(f"{subjects.ADAPTERS}.{verb}.{subjects.model_token(name)}")
+        reply = None
+        for timeout in _LOAD_TIMEOUTS:  # an executor that dies loses a request, which another one can serve
+            try:
+                reply = await bus.request(subject, msgspec.json.encode(request), timeout=timeout)
+                break
+            except RequestTimeout:
+                continue
+            except NoResponders as error:
+                raise Unavailable(f"no executor of {name} serves adapters: start it with --enable-lora") from error
+        if reply is None:
+            raise Unavailable(f"the executor of {name} does not answer: list the models to see the adapters")
+        if "Nats-Service-Error" in reply.headers:
+            raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+        return msgspec.json.decode(reply.data, type=AdapterReply)
+
     async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
         bus, directory, _ = self._connection()
         name = await directory.resolve(model)
@@ -291,6 +337,8 @@ class AsyncClient:
         try:
             reply = await bus.request(subject, msgspec.json.encode(request), timeout=_REPLY_TIMEOUT)
         except NoResponders as error:
+            if (base := await directory.base_of(name)) != name:  # detokenizers know no adapters
+                return await self._request(verb, base, request, kind)
             raise await directory.absence(name) from error
         except RequestTimeout as error:
             raise Unavailable(f"the tokenizer of {name} does not answer") from error

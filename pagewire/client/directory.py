@@ -50,7 +50,7 @@ class Directory:
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         models = _models.decode(reply.data).models
-        roots = {info.root or info.name for info in models}
+        roots = {_base(info) for info in models}
         self.served |= roots | {info.name for info in models}
         if len(roots) == 1:
             self._default = self._default or roots.pop()
@@ -64,10 +64,17 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            names = dict.fromkeys(info.root or info.name for info in await self.models())
+            names = dict.fromkeys(_base(info) for info in await self.models())
             if not self._default:
                 raise InvalidRequest(f"name a model: this stack serves {', '.join(names)}")
         return model or self._default
+
+    async def base_of(self, model: str) -> str:
+        """Returns the model that an adapter changes; a model itself, or one that is not served, stays."""
+        try:
+            return next((_base(info) for info in await self.models() if info.name == model and info.parent), model)
+        except Unavailable:
+            return model
 
     async def absence(self, model: str) -> RequestError:
         """Returns the error for a request for `model` without responders."""
@@ -78,3 +85,8 @@ class Directory:
         if model in served:
             return Unavailable(f"no tokenizer of {model} answers now: try again later")
         return ModelNotFound(f"no model {model} is served: choose one of {', '.join(served)}")
+
+
+def _base(info: ModelInfo) -> str:
+    """Returns the own name of a model, without aliases and adapters."""
+    return info.parent or info.root or info.name

@@ -93,6 +93,14 @@ class Client:
         """Returns the models that are served."""
         return self._thread.run(self._client.models())
 
+    def load_adapter(self, name: str, path: str, model: str = "", *, replace: bool = False) -> str:
+        """Loads an adapter (LoRA). The arguments are those of `AsyncClient.load_adapter`."""
+        return self._thread.run(self._client.load_adapter(name, path, model, replace=replace))
+
+    def unload_adapter(self, name: str, model: str = "") -> str:
+        """Removes an adapter; returns the hash of its content."""
+        return self._thread.run(self._client.unload_adapter(name, model))
+
     def tokenize(self, text: str, model: str = "") -> list[int]:
         """Returns the token ids of a text."""
         return self._thread.run(self._client.tokenize(text, model))

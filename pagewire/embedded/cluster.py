@@ -45,7 +45,7 @@ class Cluster:
                 port=settings.nats_port + i if settings.nats_port else settings.nats_port,
                 api_key=settings.api_key,
                 api_keys=api_keys,
-                max_store=settings.nats_max_store,
+                max_store=settings.nats_max_store + settings.adapter_store * settings.enable_lora,
                 membership=member,
             )
             for i, member in enumerate(members)

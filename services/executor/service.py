@@ -11,6 +11,9 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from pagewire.services.executor.adapters.registrar import Registrar
+from pagewire.services.executor.adapters.requests import AdapterRequests
+from pagewire.services.executor.adapters.targets import Targets
 from pagewire.services.executor.devices.capacity import has_room_beside
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.ownership import Ownership
@@ -22,8 +25,10 @@ from pagewire.services.executor.spans import Spans
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.services.executor.step_thread import DeviceThread
 from pagewire.shared import subjects
+from pagewire.shared.adapters.adapter_store import AdapterStore
+from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Message
-from pagewire.shared.errors import BusError, WireVersionError
+from pagewire.shared.errors import BusError, ConfigurationError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.heartbeat import RESERVED, Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
@@ -33,8 +38,12 @@ from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.process.linux_process import predecessors, resident_bytes, wait_for
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.process.polling import poll
+from pagewire.shared.settings.config import store_replicas
 
 T = TypeVar("T", Claim, Plan, Replay)
+
+FETCH_TIMEOUT = 60.0
+"""Seconds within which the broker must send an adapter."""
 
 _claims = Decoder(Claim)
 _plans = Decoder(Plan)
@@ -59,6 +68,7 @@ class Executor:
         self._replay_buffer = ReplayBuffer()
         self._replay_responder = ReplayResponder(context.bus, self._replay_buffer)
         self._spans = Spans()
+        self._adapters = AdapterStore(context.bus, context.model)
         self._steps: StepLoop | None = None
         self._ready = False
         self._waiting = False
@@ -118,7 +128,8 @@ class Executor:
             self._waiting = True
             await wait_for(before)
             self._waiting = False
-        device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
+        fetch = partial(self._fetch_adapter, asyncio.get_running_loop())
+        device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver, fetch)
         self._reserved = resident_bytes(os.getpid()) + device.capacity.pool_bytes
         self._steps = device.steps
         try:
@@ -129,22 +140,46 @@ class Executor:
 
     async def _serve(self, device: DeviceThread) -> None:
         instance = self._context.instance
+        # First, as schedulers claim an executor as soon as it can be asked.
+        targets = device.adapter_targets
+        adapters = await self._open_adapters(targets) if targets is not None else None
         await self._peers.listen("scheduler", self._on_heartbeat, self._on_scheduler_ended)
         subscriptions = [
             await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
             await self._bus.subscribe(f"{subjects.REPLAY}.{instance}", self._on_replay),
             await self._bus.subscribe(f"{subjects.CLAIM}.{instance}", partial(self._on_claim, device.capacity)),
         ]
+        if adapters is not None:
+            subscriptions += await adapters.subscribe()
         self._ready = True
         self._context.announce()
         _log.info("device_open", device=self._context.settings.device, **asdict(device.capacity))
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._replay_responder.run())
+                if adapters is not None:
+                    tasks.create_task(adapters.run())
                 await device.failure()
         finally:
             for subscription in subscriptions:
                 await subscription.unsubscribe()
+
+    async def _open_adapters(self, targets: Targets) -> AdapterRequests:
+        """Gives the adapters of the settings their names; returns what serves requests to change them."""
+        settings = self._context.settings
+        await self._adapters.prepare(settings.adapter_store, store_replicas(settings))
+        registrar = Registrar(self._adapters, settings, targets)
+        await registrar.configure()
+        return AdapterRequests(self._bus, self._context.model, registrar)
+
+    def _fetch_adapter(self, loop: asyncio.AbstractEventLoop, digest: str) -> AdapterFiles:
+        """Returns the files of an adapter. Called on another thread than that of the event loop."""
+        reading = asyncio.run_coroutine_threadsafe(self._adapters.get(digest), loop)
+        try:
+            return reading.result(FETCH_TIMEOUT)
+        except (BusError, TimeoutError) as error:
+            reading.cancel()
+            raise ConfigurationError("the broker does not answer") from error
 
     def _on_claim(self, capacity: Capacity, message: Message) -> None:
         claim = _decoded(_claims, message)

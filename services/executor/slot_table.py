@@ -137,10 +137,10 @@ class SlotTable:
         """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
         return self._tokens[slot, : self._known[slot]].copy()
 
-    def hold(self, slot: int) -> None:
-        """Keeps a new sequence, which has a grammar, out of steps until `release`."""
+    def hold(self, slot: int, *, structured: bool) -> None:
+        """Keeps a new sequence out of steps until `release`. `structured`: whether it has a grammar."""
         self._running[slot] = False
-        self._structured[slot] = True
+        self._structured[slot] = structured
 
     def release(self, slot: int) -> None:
         """Lets a sequence run that was held."""

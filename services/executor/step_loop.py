@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import structlog
 
+from pagewire.services.executor.adapters.loader import Loader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.grammar_opener import Opener
@@ -27,6 +28,9 @@ from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
 
+Opening = tuple[SequenceGrammar | SequenceAdapter, ...]
+"""The parts that a sequence still waits for."""
+
 _log = structlog.get_logger()
 _NO_TOKEN = pack([NO_TOKEN])
 
@@ -38,6 +42,7 @@ class _Sampling(NamedTuple):
     stop_ids: list[int]
     edits: Edits | None
     """Edits of the logits, without the tokens of the sequence."""
+    adapter: SequenceAdapter | None = None
 
 
 class StepLoop:
@@ -65,12 +70,14 @@ class StepLoop:
         emit: Callable[[StepResult | PlanRefused], None],
         grammars: Opener | None = None,
         speculator: Speculator | None = None,
+        adapters: Loader | None = None,
     ) -> None:
-        """`grammars` opens the grammars of sequences; None: no sequence has one. `speculator` drafts tokens; None: no
-        step has drafts."""
+        """`grammars` opens the grammars of sequences, `adapters` loads their adapters; None: no sequence has one.
+        `speculator` drafts tokens; None: no step has drafts."""
         self._device = device
         self._grammars = grammars
-        self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready
+        self._adapters = adapters
+        self._opening: dict[int, Opening] = {}  # by slot, which is held until its grammar and its adapter are ready
         self._inbox = inbox
         self._emit = emit
         self._speculator = speculator
@@ -167,8 +174,8 @@ class StepLoop:
         return True
 
     def _let_opened_run(self) -> None:
-        """Lets the sequences run whose grammars are ready by now."""
-        for slot in [slot for slot, grammar in self._opening.items() if grammar.ready]:
+        """Lets the sequences run whose grammars and adapters are ready by now."""
+        for slot in [slot for slot, opening in self._opening.items() if all(part.ready for part in opening)]:
             self._slots.release(slot)
             del self._opening[slot]
 
@@ -231,6 +238,7 @@ class StepLoop:
         self._unanswered = []
         for slot in self._held:
             self._device.remove(slot)
+            self._clear_adapter(slot)
             if self._speculator is not None:
                 self._speculator.end(slot)
         self._held.clear()
@@ -246,12 +254,13 @@ class StepLoop:
         forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
         for slot in unpack(plan.removed):
             self._device.remove(slot)
+            self._clear_adapter(slot)
             del self._held[slot]
             self._opening.pop(slot, None)
             if self._speculator is not None:
                 self._speculator.end(slot)
         for added in plan.added:
-            self._add(added.slot, unpack(added.blocks), _sampling_of(added, self._open(added)))
+            self._add(added.slot, unpack(added.blocks), self._open(added))
         for fork in forks:
             self._add(*fork)
         if plan.blocks:
@@ -260,19 +269,31 @@ class StepLoop:
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _open(self, added: AddSlot) -> SequenceGrammar | None:
-        """Begins to open the grammar of a sequence, which runs when that is done; returns None if it has none."""
-        if not added.sampling.grammar or self._grammars is None:
-            return None
-        self._slots.hold(added.slot)
-        grammar = self._opening[added.slot] = self._grammars.open(added, self._inbox.wake)
-        return grammar
+    def _open(self, added: AddSlot) -> _Sampling:
+        """Begins to open the grammar and to load the adapter of a sequence, which runs when that is done."""
+        grammar = adapter = None
+        if added.sampling.grammar and self._grammars is not None:
+            grammar = self._grammars.open(added, self._inbox.wake)
+        if added.adapter:
+            if self._adapters is None:
+                raise PlanViolation(f"sequence {added.sequence} has an adapter, and this executor has not enable-lora")
+            adapter = self._adapters.load(added.adapter, self._inbox.wake)
+        if grammar is not None or (adapter is not None and not adapter.ready):
+            self._slots.hold(added.slot, structured=grammar is not None)
+            self._opening[added.slot] = tuple(part for part in (grammar, adapter) if part is not None)
+        return _sampling_of(added, grammar, adapter)
+
+    def _clear_adapter(self, slot: int) -> None:
+        if self._adapters is not None and self._held[slot].adapter is not None:
+            self._adapters.slots.clear(slot)
 
     def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
         edits = sampling.edits
         if edits is not None:
             edits = replace(edits, tokens=self._slots.tokens(slot))
         self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
+        if self._adapters is not None and sampling.adapter is not None:
+            self._adapters.slots.assign(slot, sampling.adapter)
         self._held[slot] = sampling
         if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
             self._speculator.begin(slot, sampling.stop_ids, None if edits is None else edits.grammar)
@@ -320,9 +341,9 @@ def _count_sampled(tokens: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(tokens, "<u4") != NO_TOKEN))
 
 
-def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None) -> _Sampling:
+def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None, adapter: SequenceAdapter | None) -> _Sampling:
     complete = sampling_record(added)
-    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete, grammar))
+    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete, grammar), adapter)
 
 
 def edits_of(added: AddSlot, complete: Record, grammar: SequenceGrammar | None = None) -> Edits | None:

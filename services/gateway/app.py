@@ -20,6 +20,7 @@ from pagewire.services.gateway.http.authentication import Authentication, FindTe
 from pagewire.services.gateway.http.connection import ClientGone
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.metrics.prometheus import CONTENT_TYPE
+from pagewire.services.gateway.routes.adapters import Adapters
 from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT_MESSAGE
 from pagewire.services.gateway.routes.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.routes.health import Health
@@ -60,7 +61,8 @@ def build(
         broker: URL of the broker, by which commands find the stack of an HTTP port.
     """
     tokenization = Tokenization(client, body_limit, strict=strict)
-    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization, broker))
+    adapters = Adapters(client, body_limit, strict=strict)
+    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization, adapters, broker))
     if find_tenant is not None:
         app = Authentication(app, find_tenant)
     if allowed_origins:
@@ -74,6 +76,7 @@ def _starlette(
     health: Health,
     metrics: MetricsPage,
     tokenization: Tokenization,
+    adapters: Adapters,
     broker: str,
 ) -> ASGIApp:
     async def alive(_: Request) -> Response:
@@ -103,7 +106,10 @@ def _starlette(
         return HTMLResponse(openapi.page())
 
     async def models(request: Request) -> Response:
-        served = [Model(info.name, info.root or info.name, info.max_model_len) for info in await client.models()]
+        served = [
+            Model(info.name, info.root or info.name, info.max_model_len, info.parent or None)
+            for info in await client.models()
+        ]
         name = request.path_params.get("model")
         if name is None:
             return _json(ModelList(served))
@@ -132,6 +138,8 @@ def _starlette(
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", tokenization.count_tokens, methods=["POST"]),
             *[Route(path, pooling, methods=["POST"]) for path in POOLING],

@@ -16,6 +16,7 @@ from pagewire.services.gateway.requests.chat_request import ChatCompletionReques
 from pagewire.services.gateway.requests.completion_request import FIELDS, CompletionRequest
 from pagewire.services.gateway.requests.responses_request import PASSED, ResponsesRequest
 from pagewire.services.gateway.routes import anthropic_messages, responses
+from pagewire.services.gateway.routes.adapters import AdapterAnswer
 from pagewire.services.gateway.routes.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -23,6 +24,7 @@ from pagewire.services.gateway.routes.tokenization import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from pagewire.shared.messages.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 from pagewire.shared.sampling_parameters import PARAMETERS
 from pagewire.shared.settings.flags import describe
@@ -60,6 +62,12 @@ ROUTES = {
         streams=False,
     ),
     "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", streams=False),
+    "/v1/load_lora_adapter": Route(
+        LoadAdapterRequest, AdapterAnswer, "Loads an adapter (LoRA) at run time, as vLLM does.", streams=False
+    ),
+    "/v1/unload_lora_adapter": Route(
+        UnloadAdapterRequest, AdapterAnswer, "Removes an adapter, as vLLM does.", streams=False
+    ),
     "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
 }
 """The routes that take a JSON body, by path."""

@@ -137,6 +137,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             deadline=work.deadline,
             user=work.user,
             cache_salt=work.cache_salt,
+            adapter=work.adapter,
             trace=request.trace if tracing.records(request.trace) else "",
             finish=Finish.NONE if request.reports and len(theirs) < len(ours) else finishes[index],
         )

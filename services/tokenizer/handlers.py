@@ -22,7 +22,7 @@ from pagewire.shared.bus import Handler, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import Internal, Overloaded, RequestError, Unavailable
-from pagewire.shared.messages.client import FRESH, ModelList
+from pagewire.shared.messages.client import FRESH, ModelInfo, ModelList
 from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.process.context import Context
@@ -55,8 +55,6 @@ class Handlers:
         self._tasks = tasks
         self._replier = Replier(bus)
         self._others = OtherModels(bus, peers, model.name)
-        self.infos = tuple(model.infos)
-        """Descriptions of the served model, one per name."""
         settings = context.settings
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
         self._encoder = RequestEncoder(
@@ -67,6 +65,11 @@ class Handlers:
         )
         self._subscriptions: list[Subscription] = []
         self._requests = 0
+
+    @property
+    def infos(self) -> tuple[ModelInfo, ...]:
+        """Descriptions of the served model and its adapters, one per name."""
+        return tuple(self._model.infos)
 
     @property
     def load(self) -> dict[str, float]:
@@ -151,8 +154,8 @@ class Handlers:
         """Returns whether a task may start for the request; refuses the request if not."""
         if not self._accepts(message):
             return False
-        model = message.subject.rpartition(".")[2]
-        if model not in self._model.tokens:
+        model = subjects.model_of(message.subject)
+        if not self._model.serves(model):
             if (error := self._others.pass_on(message, model)) is not None:
                 self._replier.refuse(message, error)
             return False

@@ -43,7 +43,9 @@ class OtherModels:
     def pass_on(self, message: Message, token: str) -> RequestError | None:
         """Passes a request for the model `token` on; returns why that is not possible."""
         infos = self.infos()
-        if token in {subjects.model_token(info.name) for info in infos}:
+        info = next((info for info in infos if subjects.model_token(info.name) == token), None)
+        if info is not None:
+            token = subjects.model_token(info.parent or info.name)  # its tokenizers know the adapters of a model
             verb = message.subject.split(".")[-2]
             headers = {**message.headers, ORIGINAL: message.subject}
             subject = f"{subjects.FORWARD}.{verb}.{token}"

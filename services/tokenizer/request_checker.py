@@ -4,6 +4,7 @@ import time
 
 import msgspec
 
+from pagewire.services.tokenizer.adapters import ServedAdapter
 from pagewire.services.tokenizer.chat.tool_use import check_tools, with_forced_call
 from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.validation.request_checks import Prompts, validate
@@ -37,6 +38,8 @@ class CheckedRequest(msgspec.Struct, frozen=True):
     """Inbox where the client's connection takes deltas of several streams; empty: there is none."""
     expires: float
     """Deadline, in monotonic seconds."""
+    adapter: ServedAdapter | None = None
+    """Adapter that the client has asked for; it stays the same when another one gets its name."""
 
     def seconds_left(self) -> float:
         """Returns the seconds until the deadline, more than 0.
@@ -75,4 +78,5 @@ def check_request(message: Message, drawn_id: str, arrived: float, model: Model,
         fresh=not request.request_id or FRESH in headers,
         batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
         expires=arrived + request.timeout_ms / 1000,
+        adapter=model.adapters.find(subjects.model_of(message.subject)),
     )

@@ -94,7 +94,7 @@ class RequestEncoder:
         prompts = truncate(prompts, request.truncate_prompt_tokens, params, self._limits)
         note(span, prompt_tokens=sum(map(len, prompts)))
         lengths = check_tokens(prompts, self._limits)
-        digest = digest_of(request)
+        digest = digest_of(request, "" if checked.adapter is None else checked.adapter.name)
         sampling = sampling_checks.resolve(
             params,
             max_tokens=tokens_to_generate(
@@ -178,8 +178,9 @@ def generate_request_of(request: TokenizeRequest) -> GenerateRequest:
     )
 
 
-def digest_of(request: GenerateRequest) -> bytes:
-    """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not.
+def digest_of(request: GenerateRequest, adapter: str = "") -> bytes:
+    """Returns a fingerprint of the body and the name of its adapter: equal in either encoding, with any request id,
+    streamed or not.
 
     Raises:
         InvalidRequest: a field cannot be encoded; the message names it.
@@ -194,4 +195,4 @@ def digest_of(request: GenerateRequest) -> bytes:
         body = _canonical.encode((astuple(anonymous), biases))
     except (OverflowError, RecursionError) as error:
         raise unencodable(asdict(anonymous), _canonical) from error
-    return hashlib.sha256(body).digest()
+    return hashlib.sha256(body + adapter.encode()).digest()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from pagewire.services.tokenizer.adapters import ServedAdapters
 from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
@@ -41,6 +42,8 @@ class Model:
     """Number of characters of the longest token."""
     revision: str
     """Fingerprint of the model folder."""
+    adapters: ServedAdapters
+    """Adapters that change it."""
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
@@ -68,6 +71,7 @@ class Model:
             vocab_size=vocab_size,
             longest_token=max(map(len, tokenizer.backend.get_vocab()), default=1),
             revision=model_folder.revision(path),
+            adapters=ServedAdapters(known=not settings.enable_lora),
         )
 
     def with_rules(self, rules: Mapping[str, MessageRules]) -> Self:
@@ -87,13 +91,17 @@ class Model:
 
     @property
     def tokens(self) -> frozenset[str]:
-        """All names as tokens of subjects."""
+        """All names as tokens of subjects, without those of adapters."""
         return frozenset(map(subjects.model_token, self.names))
+
+    def serves(self, token: str) -> bool:
+        """Returns whether a token of subjects is a name of the model or of an adapter."""
+        return token in self.tokens or self.adapters.find(token) is not None
 
     @property
     def infos(self) -> list[ModelInfo]:
-        """Descriptions of the model for clients, one per name."""
-        return [
+        """Descriptions of the model and its adapters for clients, one per name."""
+        own = [
             ModelInfo(
                 name,
                 f"{subjects.GENERATE}.{subjects.model_token(name)}",
@@ -103,3 +111,4 @@ class Model:
             )
             for name in self.names
         ]
+        return [*own, *self.adapters.infos(own[0])]

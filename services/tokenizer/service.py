@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
+from pagewire.services.tokenizer.adapters import ServedAdapters
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.dispatch.admission import Admission
 from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
@@ -38,6 +39,7 @@ class Tokenizer:
         self._tasks = RequestTasks()
         self._peers = Peers(context.bus, context.model)
         self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
+        self._adapters = ServedAdapters(known=False)
         self._handlers: Handlers | None = None
         """Subscriptions; None while no requests are taken."""
         self._announced = False
@@ -98,6 +100,7 @@ class Tokenizer:
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         bus, max_wait = self._context.bus, self._context.settings.max_queue_wait
+        self._adapters = model.adapters
         router = ReplicaRouter(bus, self._peers, model.token)
         limit = None if max_wait is None else seconds(max_wait)
         admission = Admission(bus, model.token, self._peers, self._tasks.__len__, limit)
@@ -111,7 +114,10 @@ class Tokenizer:
         self._context.announce()
         _log.info("serving", model=model.name, revision=model.revision, max_model_len=model.max_model_len)
         try:
-            await self._monitor.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._monitor.run())
+                if not model.adapters.known:
+                    tasks.create_task(model.adapters.follow(bus, model.token, self._context.announce))
         finally:
             self._handlers = None
             self._context.announce()
@@ -122,7 +128,7 @@ class Tokenizer:
 
     def _ready(self) -> bool:
         opens = any(beat.ready for beat in self._peers.alive("detokenizer"))
-        return self._handlers is not None and opens and not self._monitor.refusal
+        return self._handlers is not None and self._adapters.known and opens and not self._monitor.refusal
 
     async def _successor(self) -> None:
         """Waits until another tokenizer is ready."""

@@ -8,6 +8,8 @@ from pagewire.shared.bus.protocol import DONE_AGE
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
+ADAPTER_STREAM = "PAGEWIRE_ADAPTERS"
+"""The store of adapters, which only executors with adapters create: `pagewire.shared.adapters.adapter_store`."""
 CHECK_WORK = f"{subjects.WORK}.check"
 """Subject of the item that a check of the store writes. No queue has it: names of queues have three tokens."""
 CHECK_DONE = f"{subjects.DONE}.$check"

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import msgspec
 
 from pagewire.shared.errors import RequestError
+from pagewire.shared.messages.adapters import AdapterReply
 from pagewire.shared.messages.client import CancelReply, DeltaBatch, ErrorFrame, Frame, ModelList
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import DetokenizeReply, TokenizeReply
 
-Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply
+Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply | AdapterReply
 """Every message to a client, except for the empty message that closes a stream."""
 
 _MESSAGE_LENGTH = 1000

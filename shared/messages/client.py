@@ -381,7 +381,9 @@ class ModelInfo(msgspec.Struct):
     revision: str
     """Fingerprint of the configuration and of the weight files' names and sizes."""
     root: str = ""
-    """The model's own name, if it has several."""
+    """The model's own name, if it has several; of an adapter, the hash of its content."""
+    parent: str = ""
+    """Own name of the model that an adapter changes; empty: it is no adapter."""
 
 
 class ModelList(msgspec.Struct):

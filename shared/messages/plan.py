@@ -33,10 +33,12 @@ class AddSlot(Wire, frozen=True):
     """`traceparent` that the executor's spans continue; empty: none."""
     reports_prompt: bool = False
     """Whether step outputs report the log-probabilities of the prompt, all of which is computed then."""
+    adapter: str = ""
+    """Hash of the adapter's content; empty: there is none."""
 
 
 class Fork(Wire, frozen=True):
-    """Adds a sequence in a slot as a fork of another one. Sampling parameters and stops are those of its source."""
+    """Adds a sequence in a slot as a fork of another one. Sampling parameters, stops and adapter are its source's."""
 
     slot: int
     """Row in the executor's tables, which may be one that the plan removes."""

@@ -66,3 +66,5 @@ class WorkItem(Wire, frozen=True):
     """Only requests with the same salt share cached prefixes; `subjects.owned` by the client's tenant."""
     opening: bytes = b""
     """Encoded `OpenStream` of the request, with which another detokenizer adopts the stream; empty: none can."""
+    adapter: str = ""
+    """Hash of the adapter's content, which is also in `cache_salt`; empty: there is none."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.jetstream import API
-from pagewire.shared.bus.streams import CHECK_DONE, DONE_STREAM, TERM_STREAM, WORK_STREAM
+from pagewire.shared.bus.streams import ADAPTER_STREAM, CHECK_DONE, DONE_STREAM, TERM_STREAM, WORK_STREAM
 
 CLIENT = "client"
 """The user of clients that are no tenants."""
@@ -52,6 +52,14 @@ _STREAMS = tuple(
     for stream in (WORK_STREAM, DONE_STREAM, TERM_STREAM)
     for verb in ("CREATE", "UPDATE", "INFO")
 )
+_GET_ADAPTERS = (f"{API}.DIRECT.GET.{ADAPTER_STREAM}", f"{API}.DIRECT.GET.{ADAPTER_STREAM}.>")
+_SET_ADAPTERS = (
+    *(f"{API}.STREAM.{verb}.{ADAPTER_STREAM}" for verb in ("CREATE", "UPDATE", "PURGE")),
+    f"{subjects.ADAPTER}.>",
+)
+"""Subjects that create the store of adapters and write to it."""
+_ADAPTERS = tuple(f"{subjects.ADAPTERS}.{verb}.*" for verb in ("load", "unload"))
+"""The requests of operators."""
 _GET_DONE = (f"{API}.DIRECT.GET.{DONE_STREAM}.>", f"{API}.STREAM.MSG.GET.{DONE_STREAM}")
 """Subjects that read a record: from the only server, and in a cluster from the leader."""
 _ACKS = (f"$JS.ACK.{WORK_STREAM}.>", f"$JS.ACK.*.*.{WORK_STREAM}.>")
@@ -103,8 +111,10 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.WORK}.>",
             CHECK_DONE,
             *(f"{API}.STREAM.INFO.{stream}" for stream in (WORK_STREAM, DONE_STREAM)),
+            *_GET_ADAPTERS,
         ),
         subscribe=(
+            f"{subjects.ADAPTER_NAME}.*.*",
             *_everyone(f"{subjects.GENERATE}.*", f"{subjects.TOKENIZE}.*", subjects.MODELS),
             f"{subjects.PREFIXES}.*.*",
             f"{subjects.BACKLOG}.*.*",
@@ -134,8 +144,8 @@ ROLES: dict[str, Permissions] = {
     ),
     "executor": _service(
         "executor",
-        publish=(f"{subjects.STEPS}.*", _inbox("scheduler"), _inbox("detokenizer")),
-        subscribe=(f"{subjects.PLAN}.*", f"{subjects.REPLAY}.*", f"{subjects.CLAIM}.*"),
+        publish=(f"{subjects.STEPS}.*", _inbox("scheduler"), _inbox("detokenizer"), *_GET_ADAPTERS, *_SET_ADAPTERS),
+        subscribe=(f"{subjects.PLAN}.*", f"{subjects.REPLAY}.*", f"{subjects.CLAIM}.*", *_ADAPTERS),
         answers=True,
     ),
     "detokenizer": _service(
@@ -162,7 +172,7 @@ ROLES: dict[str, Permissions] = {
     ),
     "gateway": _service(
         "gateway",
-        publish=(*_everyone(*_REQUESTS), subjects.METRICS),
+        publish=(*_everyone(*_REQUESTS), *_ADAPTERS, subjects.METRICS),
         subscribe=tuple(f"{subjects.gateway_inbox(tenant)}.>" for tenant in ("", "*")),
         answers=True,
     ),

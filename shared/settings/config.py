@@ -122,6 +122,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1
     """GPUs that share one model; more than one only on simulated devices."""
+    enable_lora: bool = False
+    """Serve adapters (LoRA) beside the model: only on a CPU."""
+    lora_modules: str = ""
+    """Adapters to load at the start, as name=path or as objects in JSON, several separated by commas."""
+    max_loras: Positive = 1
+    """Most adapters whose sequences run in one step."""
+    max_lora_rank: Annotated[int, msgspec.Meta(ge=1, le=512)] = 16
+    """Highest rank of an adapter."""
+    max_cpu_loras: Positive | None = None
+    """Adapters that stay in memory when nothing runs with them; by default `max_loras`."""
+    lora_dirs: str = ""
+    """Folders from which adapters may be loaded at run time, separated by commas or as a list in JSON; by default none
+    are."""
+    adapter_store: Annotated[int, msgspec.Meta(ge=16 << 20)] = 4 << 30
+    """Bytes on the broker's disk for adapters, with `enable_lora`, such as 4GiB."""
     data_parallel_size: Positive = 1
     """Replicas of the model: pairs of a scheduler and an executor that share one queue."""
     seed: int = 0
@@ -209,6 +224,7 @@ STACK_WIDE = frozenset(
     {
         "host",
         "port",
+        "adapter-store",
         "allowed-hosts",
         "allowed-origins",
         "api-key",
@@ -240,7 +256,9 @@ STACK_WIDE = frozenset(
     }
 )
 """Settings that all models of a stack share. Each model may have its own values of the others."""
-SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "model-memory", "nats-max-store"})
+SIZES = frozenset(
+    {"adapter-store", "kv-cache-memory", "max-model-len", "max-num-batched-tokens", "model-memory", "nats-max-store"}
+)
 """Names of the settings whose values may have a unit, such as 4GiB."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
 

@@ -20,6 +20,8 @@ from pagewire.shared.settings.vllm_flags import IGNORED, NO_COUNTERPART, instead
 
 ALIASES = {"num-scheduler-steps": "lease-window", **vllm_flags.ALIASES}
 """Settings by their other flags."""
+SEVERAL = {"served-model-name": "NAME", "lora-modules": "NAME=PATH"}
+"""Settings whose flags take several values, which a comma separates in other places, and the name of a value."""
 MISSPELT = 0.9
 """Similarity from which on a flag is a misspelt one of ours, although it looks like one of vLLM's."""
 
@@ -93,8 +95,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text, "dest": field.name}
         if field.type is bool:
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
-        elif name == "served-model-name":
-            group.add_argument(*flags, nargs="+", metavar="NAME", **options)
+        elif name in SEVERAL:
+            group.add_argument(*flags, nargs="+", metavar=SEVERAL[name], **options)
         else:
             group.add_argument(*flags, metavar=name.rsplit("-", 1)[-1].upper(), **options)
     for name in IGNORED:
@@ -117,20 +119,24 @@ def read_models(namespace: argparse.Namespace) -> list[Settings]:
         ConfigurationError: a setting is invalid.
     """
     flags, models = given_flags(namespace), list(namespace.models)
-    served = flags.get("served-model-name", "").split(",")
-    if not models and "model" not in flags and len(served) > 1:
-        # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
-        models, flags["served-model-name"] = [served[-1]], ",".join(served[:-1])
+    for name in SEVERAL:
+        values = vars(namespace).get(FIELDS[name].name) or []
+        if not models and "model" not in flags and len(values) > 1 and _is_model(values[-1]):
+            # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
+            models, flags[name] = [values[-1]], ",".join(values[:-1])
     return config.load_models(models, flags, config=vars(namespace).get("config"))
+
+
+def _is_model(value: str) -> bool:
+    """Returns whether the last value of a flag with several can be a model: no adapter is one."""
+    return "=" not in value and not value.startswith(("{", "["))
 
 
 def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings that parsed flags have, by kebab-case name."""
     arguments: dict[str, Any] = vars(namespace)
     flags = {name: arguments[field.name] for name, field in FIELDS.items() if field.name in arguments}
-    if isinstance(names := flags.get("served-model-name"), list):
-        flags["served-model-name"] = ",".join(names)
-    return flags
+    return flags | {name: ",".join(flags[name]) for name in SEVERAL if isinstance(flags.get(name), list)}
 
 
 def default_text(field: FieldInfo) -> str:

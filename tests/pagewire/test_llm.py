@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pagewire import LLM, AsyncLLM, SamplingParams
+from pagewire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from pagewire.llm import OnePrompt
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.shared.bus import nats
@@ -48,9 +48,10 @@ def test_the_class_takes_the_arguments_of_vllm() -> None:
         (answer,) = llm.chat([{"role": "user", "content": "Hi"}], params, add_generation_prompt=True)
         assert answer.prompt is not None
         assert "Hi" in answer.prompt
-        for refused in ({"lora_request": 1}, {"tokenization_kwargs": {"padding": True}}):
-            with pytest.raises(InvalidRequest, match="is not supported"):
-                llm.generate(text, greedy, **refused)
+        with pytest.raises(InvalidRequest, match="is not supported"):
+            llm.generate(text, greedy, tokenization_kwargs={"padding": True})
+        with pytest.raises(InvalidRequest, match="enable_lora=True"):
+            llm.generate(text, greedy, lora_request=LoRARequest("a", 1, "a"))
 
 
 @pytest.mark.anyio

@@ -15,7 +15,7 @@ from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
 
-PROMPTS = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
+PROMPTS: list[str | list[int]] = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
 PLAIN: dict[str, Any] = {"max_tokens": 32, "seed": 3, "temperature": 0.0, "ignore_eos": True}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
 FIELDS: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ async def serve(**settings: Any) -> Served:
     async with running(Settings(**values | {"num_kv_blocks": 400, "max_model_len": 120} | settings)) as pipeline:
         requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in PROMPTS for fields in FIELDS]
         results = await asyncio.gather(
-            *(pipeline.client.generate(*request, return_token_ids=True) for request in requests)
+            *(pipeline.client.generate(prompt, params, return_token_ids=True) for prompt, params in requests)
         )
         await pipeline.until_idle()
         assert (pipeline.load("scheduler")["preemptions"] > 0) == (settings.get("num_kv_blocks", 400) < 100)

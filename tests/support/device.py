@@ -10,6 +10,10 @@ from torch import Tensor
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.adapters.loader import SequenceAdapter
+from pagewire.services.executor.adapters.reading import read_adapter
+from pagewire.services.executor.adapters.targets import targets_of
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
@@ -18,7 +22,8 @@ from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.models.config_json import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.registry import is_native, load_model
+from pagewire.services.executor.models.registry import build_model, is_native, load_model
+from pagewire.shared.adapters.files import read_files
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
@@ -77,10 +82,11 @@ class Driver:
         packed: bool = False,
         bits: int | None = None,
         cached: torch.dtype | None = None,
+        adapters: bool = False,
     ) -> None:
         """`packed`: weights that are stored as integers stay such; `bits`: the others are rounded to so many.
 
-        `cached` is the dtype of the KV pool; None: that of the weights.
+        `cached` is the dtype of the KV pool; None: that of the weights. `adapters`: whether `adapt` may be called.
         """
         cores = Cores(1, torch.set_num_threads)
         self.kernels = CpuKernels(build.load(), threads) if compiled else None
@@ -93,10 +99,17 @@ class Driver:
         capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY, windows=windows)
         spec, stored = self.model.spec, cached or self.model.embedding.dtype
         backend: Backend
+        self.adapters: CpuAdapters | None = None
         if self.kernels is not None:
-            if is_native(read_config(folder)):
+            config = read_config(folder)
+            if is_native(config):
                 self.compiled = CompiledLM(self.model, self.kernels, CONTEXT)
-            backend = CompiledBackend(self.kernels, spec, capacity, stored)
+                if adapters:
+                    targets = targets_of(build_model(config), tuple(config["architectures"]))
+                    self.adapters = CpuAdapters(
+                        self.kernels, targets, self.compiled.numbers, self.model.embedding.dtype
+                    )
+            backend = CompiledBackend(self.kernels, spec, capacity, stored, self.adapters)
         else:
             backend = ReferenceBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)
@@ -109,6 +122,13 @@ class Driver:
         blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size) * groups)]
         self.device.add(slot, blocks, sampling, stop_ids)
         return blocks
+
+    def adapt(self, slot: int, folder: Path, max_rank: int = 64) -> None:
+        """Gives the sequence in a slot the adapter of a folder."""
+        assert self.adapters is not None
+        adapter = SequenceAdapter(folder.name)
+        adapter.put(self.adapters.pack(read_adapter(read_files(folder), self.adapters.targets, max_rank)))
+        self.adapters.assign(slot, adapter)
 
     def step(self, *rows: Row) -> list[int]:
         """The sampled tokens of one step."""

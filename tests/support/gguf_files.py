@@ -124,8 +124,8 @@ def from_checkpoint(name: str, path: Path, kind: str = "F32", **options: Any) ->
         values = tensor.float().numpy()
         if architecture == "llama" and (".q_proj." in full or ".k_proj." in full):
             heads = config["num_attention_heads"] if ".q_proj." in full else config["num_key_value_heads"]
-            values = _permute(values, heads)
-        tensors[_gguf_name(full)] = (pack(values, kind), kind) if values.ndim > 1 else (values, "F32")
+            values = permute(values, heads)
+        tensors[gguf_name(full)] = (pack(values, kind), kind) if values.ndim > 1 else (values, "F32")
     rope = config["rope_parameters"]
     if rope["rope_type"] == "llama3":
         plain, changed = _frequencies(config, rope | {"rope_type": "default"}), _frequencies(config, rope)
@@ -301,13 +301,13 @@ def _frequencies(config: Mapping[str, Any], parameters: dict[str, Any]) -> npt.N
     return frequencies
 
 
-def _permute(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+def permute(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """Rows as llama.cpp's converter orders them: pairs that turn together become neighbours."""
     split = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
     stem, _, ending = name.rpartition(".")
     if not stem.startswith("model.layers."):
         return f"{_NAMES[stem]}.{ending}"

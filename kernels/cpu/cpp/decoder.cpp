@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "adapters.hpp"
 #include "kernels.hpp"
 #include "vector.hpp"
 
@@ -15,6 +16,7 @@ struct Layer {
     int64_t rotated;         // numbers of a head that are rotated
     int64_t window;          // as in `AttentionShape`
     int64_t group;           // index of the batch with its block tables
+    int64_t number;          // number of `qkv` in the model, by which adapters know it; those of o, up, down follow
     double scale, soft_cap;
 };
 
@@ -44,8 +46,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 class Run {
 public:
     Run(const Decoder& model, const Batch* batches, const int64_t* ids, const int64_t* positions, int64_t tokens,
-        double* seconds)
-        : model(model), batches(batches), positions(positions), tokens(tokens), seconds(seconds) {
+        const Adapted* adapted, int64_t adapters, double* seconds)
+        : model(model), batches(batches), positions(positions), tokens(tokens), adapted(adapted), adapters(adapters),
+          seconds(seconds) {
         int64_t wide = 0, narrow = 0;
         for (int64_t i = 0; i < model.count; i++) {
             wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].up.outputs});
@@ -67,9 +70,9 @@ public:
 
     // `delta` is what the previous layer adds to the hidden states x, and then what this one adds.
     void layer(const Layer& layer, const Pool& pool, bool first) {
-        linear(enter(first ? nullptr : delta.get(), layer.attention_in), layer.qkv, projected.get());
+        linear(enter(first ? nullptr : delta.get(), layer.attention_in), layer.qkv, projected.get(), layer.number);
         attention(layer, pool);
-        linear(inner.get(), layer.o, delta.get());
+        linear(inner.get(), layer.o, delta.get(), layer.number + 1);
         leave(layer.attention_out);
         const float* in;
         if (model.parallel) {
@@ -113,14 +116,15 @@ private:
             seconds[0] += now() - began;
             return;
         }
-        linear(in, layer.up, projected.get());
+        linear(in, layer.up, projected.get(), layer.number + 2);
         activate(projected.get(), inner.get(), model.activation, model.gated, tokens, layer.down.inputs, model.threads);
-        linear(inner.get(), layer.down, delta.get());
+        linear(inner.get(), layer.down, delta.get(), layer.number + 3);
     }
 
-    void linear(const float* in, const Matrix& matrix, float* out) {
+    void linear(const float* in, const Matrix& matrix, float* out, int64_t number) {
         double began = now();
         ::linear(in, matrix.parts, matrix.count, out, tokens, matrix.outputs, model.threads);
+        if (adapters) update(adapted, adapters, number, in, out, matrix.outputs, model.threads);
         seconds[0] += now() - began;
     }
 
@@ -148,6 +152,8 @@ private:
     const Batch* batches;
     const int64_t* positions;
     int64_t tokens;
+    const Adapted* adapted;
+    int64_t adapters;
     double* seconds;
     Buffer x, projected, inner, normed, delta;
 };
@@ -157,10 +163,11 @@ private:
 extern "C" {
 
 // Computes hidden states `out` [tokens, width] of `ids` at `positions`. Each group of layers has one of `batches`, which
-// differ in their block tables. Adds to `seconds` the time in matrix products and in attention.
+// differ in their block tables. `adapted` are the rows of each of the `adapters`. Adds to `seconds` the time in matrix
+// products, with their updates, and in attention.
 void decode(const Decoder* model, const Pool* pools, const Batch* batches, const int64_t* ids, const int64_t* positions,
-            int64_t tokens, float* out, double* seconds) {
-    Run run(*model, batches, ids, positions, tokens, seconds);
+            int64_t tokens, const Adapted* adapted, int64_t adapters, float* out, double* seconds) {
+    Run run(*model, batches, ids, positions, tokens, adapted, adapters, seconds);
     for (int64_t i = 0; i < model->count; i++) run.layer(model->layers[i], pools[i], i == 0);
     run.finish(out);
 }

@@ -3,14 +3,17 @@
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.adapters.targets import Targets, targets_of
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks, usable_memory
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
@@ -21,7 +24,8 @@ from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.devices.sim.device import SimDevice
 from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.models.registry import is_native, load_model
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.registry import build_model, is_native, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.memory_need import POOL_SHARE
 from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
@@ -66,6 +70,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support attention-backend {settings.attention_backend}: leave it out"
         )
+    if settings.enable_lora and settings.device != "cpu":
+        raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
     if settings.device == "cuda":
@@ -105,8 +111,14 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         model = prove(loaded, functools.partial(CompiledBackend, kernels), settings.block_size, length)
     compiled = native or model is not loaded
     del loaded
+    if settings.enable_lora and not compiled:
+        raise ConfigurationError("transformers computes this model, without adapters: leave enable-lora out")
+    adapters = None
     if compiled:
+        targets = _targets(model, config) if settings.enable_lora else None
         model = CompiledLM(model, kernels, length)
+        if targets is not None:
+            adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
 
     def compute_on(count: int) -> None:
         kernels.threads = count
@@ -131,7 +143,14 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         max_drafts=MAX_DRAFTS if compiled else 0,
     )
     log_pool(capacity, block_bytes)
-    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, cached), shared_cores, mode)
+    backend = CompiledBackend(kernels, spec, capacity, cached, adapters)
+    return CpuDevice(model, capacity, backend, shared_cores, mode, adapters)
+
+
+def _targets(model: CausalLM, config: dict[str, Any]) -> Targets:
+    """Returns the modules that adapters can change of a model, whose matrices may be packed already if it is native."""
+    built = build_model(config) if is_native(config) else model
+    return targets_of(built, tuple(config.get("architectures") or ()))
 
 
 def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.services.executor.adapters.adapter import Adapter
+from pagewire.services.executor.adapters.targets import Targets
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import STEP_TOKENS
@@ -155,6 +157,30 @@ class Logprobs:
     """[M] number of tokens that are at least as likely as the token itself, from 1."""
 
 
+class LoadedAdapter(Protocol):
+    """An adapter in the form in which a device computes with it."""
+
+    @property
+    def packed(self) -> Any:
+        """What `AdapterSlots.pack` has returned; only when its sequence is in a step."""
+
+
+class AdapterSlots(Protocol):
+    """The adapters of a device's slots. Its methods but `pack` are called on the thread of the device."""
+
+    targets: Targets
+    """The modules of the model."""
+
+    def pack(self, adapter: Adapter) -> Any:
+        """Returns an adapter in the form in which the device computes with it. May be called on any thread."""
+
+    def assign(self, slot: int, adapter: LoadedAdapter) -> None:
+        """Gives the sequence in a slot an adapter, before its first step."""
+
+    def clear(self, slot: int) -> None:
+        """Takes the adapter of a slot whose sequence is removed."""
+
+
 class PendingStep(Protocol):
     """A launched step."""
 
@@ -201,6 +227,8 @@ class Device(Protocol):
     depth: int
     """Maximum number of pending steps. Above 1, the device computes while the host prepares the next step."""
 
+    adapters: AdapterSlots | None = None
+    """The adapters of the slots; None: the device was opened without."""
     recovers: bool
     """Whether steps can be right after one has raised. Otherwise the process ends, and a new one opens a device."""
 

@@ -241,8 +241,11 @@ class Model(msgspec.Struct):
 
     id: str
     root: str
-    """vLLM's field for the model's path, which its load generator reads; here the name, since paths stay private."""
+    """vLLM's field for the model's path, which its load generator reads; here the name, since paths stay private,
+    or the hash of an adapter's content."""
     max_model_len: int
+    parent: str | None = None
+    """The model that an adapter changes; None: it is no adapter."""
     object: Literal["model"] = "model"
     created: int = int(time.time())
     owned_by: str = "pagewire"

@@ -1,12 +1,13 @@
 """Decides what runs next: continuous batching over paged KV blocks, without I/O and without torch.
 
 The executor composes its own steps. The policy gives it slots, blocks and a lease, and learns from step outputs what
-was done. The policy keeps four promises:
+was done. The policy keeps five promises:
 
 - A plan is atomic. A block or slot that a plan takes from a live sequence is used again only after a step output has
   answered that plan. The blocks and the slot of a sequence that a step output reports as finished are free at once.
 - A block is shared only after a step output has confirmed that it is written.
 - Shorter prompts pass longer ones, but each prompt is passed for a bounded number of steps.
+- The sequences of one step have at most `max_loras` adapters, and each adapter is passed for a bounded number of steps.
 - The oldest sequence is never preempted for a younger one, and each sequence fits into the pool alone. So at any time
   at least one sequence makes progress.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from pagewire.services.scheduler.policy.adapter_admission import AdapterAdmission
 from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamGroup, BeamScheduler
 from pagewire.services.scheduler.policy.budget import budget_of
 from pagewire.services.scheduler.policy.prefill_queue import STEPS_AHEAD
@@ -265,8 +267,13 @@ class Policy:
         if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
             return admitted
         plan_bytes = 0
+        adapters: AdapterAdmission | None = None
         cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
         for sequence in self._candidates(now, expired):
+            if sequence.adapter:
+                adapters = adapters or AdapterAdmission(self.running, self.limits.max_loras)
+                if not adapters.admits(sequence, self.num_steps):
+                    continue
             if (sequence.priority, len(sequence.tokens)) >= cutoff:
                 if self._is_overdue(sequence):
                     break
@@ -281,6 +288,8 @@ class Policy:
                 break
             sequences.allocate(sequence, prefix, self.num_steps)
             admitted.append(sequence)
+            if adapters is not None:
+                adapters.add(sequence)
             cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
             if not self._may_have_slot():
                 break
@@ -328,6 +337,7 @@ class Policy:
             choice_index=sequence.choice_index,
             trace=sequence.trace,
             reports_prompt=sequence.reports_prompt,
+            adapter=sequence.adapter,
         )
 
     def _end_expired(self, waiting: list[Sequence], now: float) -> list[int]:

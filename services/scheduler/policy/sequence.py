@@ -62,6 +62,8 @@ class Sequence:
     """Name of the user who sent the request; empty: all users who give none."""
     cache_salt: str = ""
     """Salt of the prefix cache: blocks are shared only between sequences of equal salt."""
+    adapter: str = ""
+    """Hash of the content of its adapter; empty: none."""
     trace: str = ""
     """`traceparent` that spans continue; empty: none."""
     state: SequenceState = SequenceState.WAITING
@@ -86,6 +88,8 @@ class Sequence:
     """`Policy.num_steps` when prompts in progress first kept the sequence from its slot; -1: they never did."""
     row_tokens: int = 1
     """Tokens that a step may bring, by the most that one has brought; at most a block's worth."""
+    passed_since: int = -1
+    """`Policy.num_steps` when running adapters first kept the sequence from its slot; -1: they never did."""
     allocate_at: int = 0
     """Number of tokens from which on the blocks do not last for the steps ahead."""
     position_limit: int = 0

@@ -40,6 +40,8 @@ class TermLimits:
     """Likeliest tokens that a row can report; 0: there is no beam search."""
     windows: tuple[int, ...] = (0,)
     """Per group of layers, how many positions a query sees, its own included; 0: all."""
+    max_loras: int = 1
+    """Most adapters whose sequences run in one step."""
 
     @property
     def max_running(self) -> int:
@@ -125,4 +127,5 @@ def limits_of(claimed: Claimed, settings: Settings, max_payload: int) -> TermLim
         mixed_prompt_tokens=claimed.mixed_prompt_tokens,
         max_candidates=claimed.max_candidates,
         windows=tuple(unpack(claimed.windows)),
+        max_loras=settings.max_loras,
     )

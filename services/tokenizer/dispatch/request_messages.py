@@ -75,6 +75,7 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secre
 def work_item(encoded: EncodedRequest, deadline: float) -> WorkItem:
     """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
     checked, request = encoded.checked, encoded.checked.request
+    adapter = checked.adapter.digest if checked.adapter is not None else ""
     return WorkItem(
         request_id=subjects.owned(checked.tenant, checked.request_id),
         detokenizer="",
@@ -84,5 +85,6 @@ def work_item(encoded: EncodedRequest, deadline: float) -> WorkItem:
         priority=request.priority,
         deadline=deadline,
         user=subjects.owned(checked.tenant, request.user),
-        cache_salt=subjects.owned(checked.tenant, request.cache_salt),
+        cache_salt=subjects.salted(adapter, subjects.owned(checked.tenant, request.cache_salt)),
+        adapter=adapter,
     )

@@ -50,6 +50,17 @@ STREAMS = {
     for stream in ("WORK", "DONE", "TERM")
 }
 GET_DONE = {"$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r", "$JS.API.STREAM.MSG.GET.PAGEWIRE_DONE"}
+GET_ADAPTERS = {
+    "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS",
+    "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS.pagewire.adapter.name.m.a",
+}
+ADAPTERS = {"pagewire.v1.adapters.load.m", "pagewire.v1.adapters.unload.m"}
+ADAPTER_NAME = "pagewire.adapter.name.m.a"
+SET_ADAPTERS = {
+    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_ADAPTERS" for verb in ("CREATE", "UPDATE", "PURGE")),
+    ADAPTER_NAME,
+    "pagewire.adapter.content.h.0",
+}
 ACKS = {"$JS.ACK.PAGEWIRE_WORK.c.1.1.1.1.0", "$JS.ACK.domain.hash.PAGEWIRE_WORK.c.1.1.1.1.0.x"}
 SUBJECTS = {
     *OF_ANYONE,
@@ -59,6 +70,9 @@ SUBJECTS = {
     *STREAMS,
     *ACKS,
     *GET_DONE,
+    *GET_ADAPTERS,
+    *SET_ADAPTERS,
+    *ADAPTERS,
     *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
     "pagewire.svc.adopted.d",
     "pagewire.svc.traces",
@@ -135,8 +149,10 @@ TABLE = {
             "pagewire.done.$check",
             "$JS.API.STREAM.INFO.PAGEWIRE_WORK",
             "$JS.API.STREAM.INFO.PAGEWIRE_DONE",
+            *GET_ADAPTERS,
         },
-        of(OF_ANYONE, "generate", "tokenize", "models") | {"pagewire.svc.prefixes.m.s", "pagewire.svc.backlog.m.s"},
+        of(OF_ANYONE, "generate", "tokenize", "models")
+        | {"pagewire.svc.prefixes.m.s", "pagewire.svc.backlog.m.s", ADAPTER_NAME},
     ),
     "scheduler": service(
         "scheduler",
@@ -162,8 +178,8 @@ TABLE = {
     ),
     "executor": service(
         "executor",
-        {"pagewire.svc.steps.e", "_SVC.scheduler.x.1", "_SVC.detokenizer.x.1"},
-        {"pagewire.svc.plan.e", "pagewire.svc.replay.e", "pagewire.svc.claim.e"},
+        {"pagewire.svc.steps.e", "_SVC.scheduler.x.1", "_SVC.detokenizer.x.1", *GET_ADAPTERS, *SET_ADAPTERS},
+        {"pagewire.svc.plan.e", "pagewire.svc.replay.e", "pagewire.svc.claim.e", *ADAPTERS},
     ),
     "detokenizer": service(
         "detokenizer",
@@ -190,7 +206,7 @@ TABLE = {
         },
     ),
     "gateway": service(
-        "gateway", OF_ANYONE, {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"}
+        "gateway", OF_ANYONE | ADAPTERS, {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"}
     ),
     "supervisor": Row(
         {*HEARTBEATS, "$JS.API.INFO", *(subject for subject in DISCOVERY if subject.count(".") > 1)},

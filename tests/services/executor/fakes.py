@@ -8,7 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.protocol import (
+    AdapterSlots,
+    Candidates,
+    Capacity,
+    Edits,
+    Int64,
+    Logprobs,
+    StepBatch,
+)
 from pagewire.services.executor.grammar_opener import Opener
 from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
@@ -100,6 +108,8 @@ class FakeDevice:
 
     With `gated`, each step ends with one `allow`.
     """
+
+    adapters: AdapterSlots | None = None
 
     def __init__(self, capacity: Capacity = CAPACITY, *, depth: int = 1, gated: bool = False) -> None:
         self.capacity = capacity

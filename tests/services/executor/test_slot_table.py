@@ -364,7 +364,7 @@ def test_forced_tokens_are_reported_behind_the_sampled_one_and_computed_before_p
 def test_forced_tokens_do_not_wait_for_rows_that_have_a_grammar() -> None:
     table = running(add(0, 1, [3], [0, 1]), add(1, 2, [4], [2, 3]))
     for slot in (0, 1):
-        table.hold(slot)
+        table.hold(slot, structured=True)
         table.release(slot)
     step = launched(table)
     table.append_forced(step, {0: [20, 21, 22]})

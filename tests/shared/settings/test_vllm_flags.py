@@ -67,12 +67,12 @@ def test_few_flags_have_no_advice() -> None:
 
 def test_an_unsupported_flag_is_refused_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "bundled", "--tokenizer-mode", "x", "--trust-remote-code", "--max-loras=2"])
+        cli.main(["serve", "bundled", "--tokenizer-mode", "x", "--trust-remote-code", "--lora-dtype=auto"])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in error
     assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in error
-    assert "--max-loras: adapters" in error
+    assert "--lora-dtype: adapters have the dtype of the model" in error
 
 
 def test_flags_without_effect_are_accepted() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address, batches_of
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledAttention
 from pagewire.services.executor.devices.cpu.device import Backend
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
@@ -20,7 +21,15 @@ from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 class CompiledBackend(Backend):
     """Attention and sampling whose result for a row is bitwise independent of the other rows of the batch."""
 
-    def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        spec: ModelSpec,
+        capacity: Capacity,
+        dtype: torch.dtype,
+        adapters: CpuAdapters | None = None,
+    ) -> None:
+        self._adapters = adapters
         self._kernels = kernels
         self._spec = spec.layers
         self._table = SamplerInput()
@@ -43,7 +52,8 @@ class CompiledBackend(Backend):
     @override
     def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
         batches = batches_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
-        return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers)
+        adapted = None if self._adapters is None else self._adapters.of_batch(batch)
+        return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers, adapted)
 
     @override
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:

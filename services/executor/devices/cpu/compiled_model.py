@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pagewire.kernels import attention_layer
+from pagewire.kernels.cpu.adapters import StepAdapters, UpdateKernel
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Form, Layer, Pool
 from pagewire.kernels.cpu.experts import CompiledExperts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
@@ -37,6 +38,8 @@ class CompiledAttention(msgspec.Struct, frozen=True):
     """The constants of each layer's attention."""
     pools: Sequence[Pool]
     """KV pool of each layer."""
+    adapted: StepAdapters | None = None
+    """The adapters of the step's tokens; None: there are none."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Writes `k` and `v` to the pool, and returns the attention of `q`."""
@@ -53,6 +56,12 @@ class CompiledLM(CausalLM):
         super().__init__(model.spec, width=1, tied=True)
         _compile_parts(model, kernels, max_model_len)
         self.model = model
+        products = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
+        self.numbers = {path: number for number, path in enumerate(products) if products[path] is not model.lm_head}
+        """Numbers of the products but for the output layer, by the paths of their modules."""
+        self._updates = Updates(UpdateKernel(kernels))
+        for path, number in self.numbers.items():
+            products[path].number, products[path].updates = number, self._updates
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
         """All layers as one call; None unless all of them are kernels of this project."""
         self._layers_done = 0
@@ -70,7 +79,10 @@ class CompiledLM(CausalLM):
     @override
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         if self.decoder is not None and isinstance(attend, CompiledAttention):
-            return self.decoder(token_ids, positions, attend.batches, attend.pools)
+            adapted = attend.adapted
+            rows = None if adapted is None else adapted.rows
+            return self.decoder(token_ids, positions, attend.batches, attend.pools, rows)
+        self._updates.adapted = attend.adapted if isinstance(attend, CompiledAttention) else None
 
         def count(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
             self._layers_done += 1
@@ -205,8 +217,19 @@ class Mixture(nn.Module):
         return self.experts(x.contiguous())
 
 
+class Updates:
+    """What adapters add to the products of a step."""
+
+    def __init__(self, kernel: UpdateKernel) -> None:
+        self.kernel = kernel
+        self.adapted: StepAdapters | None = None
+
+
 class Linear(nn.Module):
-    """A matrix product in float32."""
+    """A matrix product in float32, of a number in the model, by which adapters know it."""
+
+    number = -1
+    updates: Updates | None = None
 
     def __init__(self, weights: Packed, kernels: CpuKernels) -> None:
         super().__init__()
@@ -215,7 +238,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, inputs] -> [T, outputs], written to `out` if it is given."""
-        return self._kernels.linear(x, self.weights, out)
+        product = self._kernels.linear(x, self.weights, out)
+        if self.updates is not None and (adapted := self.updates.adapted) is not None:
+            self.updates.kernel(adapted.rows, self.number, x.contiguous(), product)
+        return product
 
     def argmax(self, x: Tensor) -> Int64:
         """[T, inputs] -> [T] index of the largest output."""
@@ -266,7 +292,8 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
     decoder: Any = model.model
     tables = [None if turn is None else decoder.rotaries[turn].table for turn in decoder.turns]
     sizes, groups = model.spec.layers, model.spec.groups.groups
-    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, groups, tables, strict=True)]
+    numbers = [layer.self_attn.qkv.number for layer in decoder.layers]
+    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, groups, numbers, tables, strict=True)]
     spec = model.described
     form = Form(
         eps=spec.eps,
@@ -280,11 +307,12 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
     return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form)
 
 
-def _layer(layer: Any, sizes: attention_layer.Attention, group: int, table: Tensor | None) -> Layer:
+def _layer(layer: Any, sizes: attention_layer.Attention, group: int, number: int, table: Tensor | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         attention=sizes,
         group=group,
+        number=number,
         attention_in=layer.attention_in and layer.attention_in.pair,
         attention_out=layer.attention_out and layer.attention_out.pair,
         mlp_in=layer.mlp_in and layer.mlp_in.pair,

@@ -23,7 +23,16 @@ from pagewire.services.executor.devices.logprobs import (
     prompt_slices,
     unpack_logprobs,
 )
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Device, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.protocol import (
+    AdapterSlots,
+    Candidates,
+    Capacity,
+    Device,
+    Edits,
+    Int64,
+    Logprobs,
+    StepBatch,
+)
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.shared.sampling_parameters import Record
 
@@ -86,7 +95,10 @@ class CpuDevice(Device):
         backend: Backend,
         cores: Cores,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        adapters: AdapterSlots | None = None,
     ) -> None:
+        """`adapters` are those that `backend` knows."""
+        self.adapters = adapters
         self.capacity = capacity
         self._busy = 0.0
         self._model = model

@@ -118,7 +118,7 @@ class _Finder:
             number = rows.number // stored.shape[0]
             rows = Rows(stored, index * number, number, stored.shape[1:])
         if self._interleaved and re.search(r"\.attn_[qk]\.(weight|bias)$", stored.name):
-            rows = rows._replace(order=_pairs(stored.shape[0], int(self._config["head_dim"])))
+            rows = rows._replace(order=rotary_pairs(stored.shape[0], int(self._config["head_dim"])))
         change = next((change for part, change in self._changes.items() if re.search(part, stored.name)), None)
         return Recipe((rows,), None if change is None else partial(change, config=self._config))
 
@@ -159,6 +159,6 @@ def _without_index(name: str) -> tuple[str, int | None]:
     return name[: match.start()] + kept + name[match.end() :], int(match[2])
 
 
-def _pairs(rows: int, head: int) -> Tensor:
+def rotary_pairs(rows: int, head: int) -> Tensor:
     """Returns the row of the tensor for each row in ggml's order of rotary pairs."""
     return torch.arange(rows).view(-1, 2, head // 2).transpose(1, 2).flatten()

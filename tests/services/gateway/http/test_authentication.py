@@ -76,13 +76,14 @@ async def test_the_scope_of_a_request_has_the_tenant(keys: ApiKeys) -> None:
 
 
 @pytest.mark.anyio
-async def test_only_operators_see_the_metrics_of_all_tenants(keys: ApiKeys) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_only_operators_see_the_metrics_of_all_tenants_and_change_adapters(keys: ApiKeys, path: str) -> None:
     find = find_tenant("operators-key", keys)
     assert find is not None
     app = Authentication(hello, find)
-    assert await ask(app, (b"authorization", b"Bearer operators-key"), path="/metrics") == (200, "")
-    assert await ask(app, (b"authorization", b"Bearer " + ALICE.encode()), path="/metrics") == (403, "nobody")
-    assert await ask(app, path="/metrics") == (401, "nobody")
+    assert await ask(app, (b"authorization", b"Bearer operators-key"), path=path) == (200, "")
+    assert await ask(app, (b"authorization", b"Bearer " + ALICE.encode()), path=path) == (403, "nobody")
+    assert await ask(app, path=path) == (401, "nobody")
 
 
 @pytest.mark.anyio

@@ -1,0 +1,87 @@
+"""Adapters (LoRA) in the layouts of the compiled kernels, and the rows of a step that they update."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Array, c_double, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.cpu.kernels import CpuKernels, Int64, address
+from pagewire.kernels.cpu.packed import Packed, Weights
+from pagewire.kernels.low_rank import LowRank
+
+
+class Update(ctypes.Structure):
+    """A low-rank update of consecutive outputs of a matrix: the struct of this name in `adapters.hpp`."""
+
+    _fields_ = (("expand", Weights), ("first", c_int64), ("scale", c_double))
+
+
+class Updates(ctypes.Structure):
+    """All updates of one matrix by an adapter."""
+
+    _fields_ = (("shrink", Weights), ("parts", POINTER(Update)), ("count", c_int64))
+
+
+class Adapted(ctypes.Structure):
+    """The rows of a step that one adapter updates."""
+
+    _fields_ = (("matrices", POINTER(Updates)), ("rows", c_void_p), ("count", c_int64))
+
+
+class CompiledAdapter:
+    """The packed updates of one adapter."""
+
+    def __init__(
+        self, kernels: CpuKernels, updates: Mapping[int, Sequence[LowRank]], matrices: int, dtype: torch.dtype
+    ) -> None:
+        """`updates` are those of each matrix, by its number below `matrices`. `dtype` is float32 or bfloat16."""
+        self._dtype = dtype
+        self._packed: list[Packed] = []  # keeps alive what the structs point to
+        self._parts: list[Array[Update]] = []
+        self.matrices = (Updates * matrices)()
+        for number, several in updates.items():
+            parts = (Update * len(several))(
+                *(Update(self._pack(kernels, one.expand), one.first, one.scale) for one in several)
+            )
+            self._parts.append(parts)
+            shrink = self._pack(kernels, torch.cat([one.shrink for one in several]))
+            self.matrices[number] = Updates(shrink, parts, len(parts))
+
+    def _pack(self, kernels: CpuKernels, factor: Tensor) -> Weights:
+        packed = kernels.pack(factor.to(self._dtype))
+        self._packed.append(packed)
+        return packed.parts[0]
+
+
+class UpdateKernel:
+    """The kernel that adds the updates of a step's adapters to the product of one matrix."""
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+        self._update = kernels.function(
+            "update", [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, ctypes.c_int]
+        )
+
+    def __call__(self, adapted: Array[Adapted], matrix: int, x: Tensor, out: Tensor) -> None:
+        """Adds to `out` [T, outputs] what the adapters add to the product of the matrix of a number with x [T, inputs].
+
+        Both are contiguous.
+        """
+        pointers = x.data_ptr(), out.data_ptr()
+        self._update(adapted, len(adapted), matrix, *pointers, out.shape[1], self._kernels.threads)
+
+
+class StepAdapters:
+    """The adapters of one step.
+
+    Attributes:
+        rows: the rows of each adapter.
+    """
+
+    def __init__(self, adapters: Sequence[tuple[CompiledAdapter, Int64]]) -> None:
+        """`adapters`: each with its ascending rows."""
+        self._kept = adapters  # `rows` only points to them
+        structs = (Adapted(one.matrices, address(rows), len(rows)) for one, rows in adapters)
+        self.rows: Array[Adapted] = (Adapted * len(adapters))(*structs)

@@ -1,0 +1,117 @@
+"""Loads adapters by their hashes, on a thread of its own, and keeps those that were used last."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import structlog
+from typing_extensions import override
+
+from pagewire.services.executor.adapters.reading import read_adapter
+from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter
+from pagewire.shared.adapters.files import AdapterFiles
+from pagewire.shared.errors import ConfigurationError
+
+_log = structlog.get_logger()
+
+
+FetchAdapter = Callable[[str], AdapterFiles]
+"""Returns the files of an adapter with a hash, in bounded time, or raises ConfigurationError. Called on a thread."""
+
+
+class AdapterGone(RuntimeError):
+    """The adapter of a sequence in a step could not be loaded. The log says why."""
+
+
+class SequenceAdapter(LoadedAdapter):
+    """An adapter that is loaded, or that will be.
+
+    Attributes:
+        ready: whether it is there, or cannot be had.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self.ready = False
+        self._digest = digest
+        self._packed: Any = None
+        self._waiting: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it cannot be had."""
+        return self.ready and self._packed is None
+
+    @property
+    @override
+    def packed(self) -> Any:
+        if self._packed is None:
+            raise AdapterGone(f"adapter {self._digest} is not in memory")
+        return self._packed
+
+    def notify(self, loaded: Callable[[], None]) -> None:
+        """Has `loaded` called when it is ready, unless it is."""
+        with self._lock:
+            if not self.ready:
+                self._waiting.append(loaded)
+
+    def put(self, packed: Any) -> None:
+        """Makes it ready. None: it cannot be had."""
+        with self._lock:
+            self._packed, self.ready = packed, True
+            waiting, self._waiting = self._waiting, []
+        for loaded in waiting:
+            loaded()
+
+
+class Loader(Protocol):
+    """Loads the adapters of sequences."""
+
+    slots: AdapterSlots
+
+    def load(self, digest: str, loaded: Callable[[], None]) -> SequenceAdapter:
+        """Returns the adapter of a hash. If it is not ready, `loaded` is called on another thread when it is."""
+
+    def close(self) -> None:
+        """Ends the threads."""
+
+
+class AdapterLoader(Loader):
+    """Loads adapters one after the other. `load` is called on one thread."""
+
+    def __init__(self, slots: AdapterSlots, fetch: FetchAdapter, max_rank: int, kept: int) -> None:
+        """`kept` adapters stay in memory."""
+        self.slots = slots
+        self._fetch = fetch
+        self._max_rank = max_rank
+        self._kept = kept
+        self._adapters: OrderedDict[str, SequenceAdapter] = OrderedDict()  # the last used one last
+        self._thread = ThreadPoolExecutor(1, "adapters")
+
+    @override
+    def load(self, digest: str, loaded: Callable[[], None]) -> SequenceAdapter:
+        adapter = self._adapters.get(digest)
+        if adapter is None or adapter.lost:
+            adapter = self._adapters[digest] = SequenceAdapter(digest)
+            self._thread.submit(self._read, digest, adapter)
+        adapter.notify(loaded)
+        self._adapters.move_to_end(digest)
+        while len(self._adapters) > self._kept:
+            self._adapters.popitem(last=False)  # sequences that run with it have it still
+        return adapter
+
+    @override
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, digest: str, adapter: SequenceAdapter) -> None:
+        packed = None
+        try:
+            packed = self.slots.pack(read_adapter(self._fetch(digest), self.slots.targets, self._max_rank))
+            _log.info("adapter_loaded", adapter=digest)
+        except ConfigurationError as error:
+            _log.error("adapter_not_loaded", adapter=digest, reason=str(error))
+        finally:  # whatever happens, sequences do not wait for ever
+            adapter.put(packed)

@@ -1,0 +1,118 @@
+"""Loads and removes adapters for all services: checks their files, and stores content and names in the broker."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from pagewire.services.executor.adapters.reading import read_adapter
+from pagewire.services.executor.adapters.targets import Targets
+from pagewire.shared.adapters.adapter_store import AdapterStore
+from pagewire.shared.adapters.files import CONFIG, WEIGHTS, AdapterFiles, read_files
+from pagewire.shared.adapters.lora_modules import check_name, lora_modules
+from pagewire.shared.errors import ConfigurationError, InvalidRequest, ModelNotFound
+from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
+from pagewire.shared.models import model_folder
+from pagewire.shared.settings.config import Settings, names
+
+_log = structlog.get_logger()
+
+
+class Registrar:
+    """The names of the adapters of one model."""
+
+    def __init__(self, store: AdapterStore, settings: Settings, targets: Targets) -> None:
+        self._store = store
+        self._settings = settings
+        self._targets = targets
+
+    async def configure(self) -> None:
+        """Gives the names of `--lora-modules` their content.
+
+        A name that has changed since at run time stays as it is, unless the content behind the setting is another.
+
+        Raises:
+            ConfigurationError: an adapter cannot be used.
+            BusError: the broker cannot store it.
+        """
+        for module in lora_modules(self._settings):
+            try:
+                files = await self._read(Path(module.path))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"adapter {module.name}: {error}") from error
+            record = await self._store.record(module.name)
+            if record is None or record.configured != files.digest:
+                await self._store.put(files)
+                await self._store.set_name(AdapterRecord(module.name, files.digest, files.digest))
+                _log.info("adapter_named", name=module.name, adapter=files.digest)
+
+    async def load(self, request: LoadAdapterRequest) -> AdapterReply:
+        """Gives a name an adapter.
+
+        Raises:
+            InvalidRequest: the name is taken, or the adapter cannot be used.
+            BusError: the broker cannot store it.
+        """
+        name = request.lora_name
+        try:
+            records = {record.name: record for record in await self._store.records()}
+            others = [record.name for record in records.values() if record.digest and record.name != name]
+            check_name(name, [*model_folder.served_names(self._settings), *others])
+            record = records.get(name)
+            files = await self._read(allowed_path(request.lora_path, names(self._settings.lora_dirs)))
+        except ConfigurationError as error:
+            raise InvalidRequest(f"adapter {name}: {error}") from error
+        if record is not None and record.digest == files.digest:
+            return AdapterReply(name, files.digest)  # as when a request is sent again
+        if record is not None and record.digest and not request.load_inplace:
+            raise InvalidRequest(f"there is another adapter {name} already: set load_inplace to replace it")
+        await self._store.put(files)
+        await self._store.set_name(AdapterRecord(name, files.digest, "" if record is None else record.configured))
+        _log.info("adapter_named", name=name, adapter=files.digest)
+        if record is not None and record.digest:
+            await self._store.retire(record.digest)
+        return AdapterReply(name, files.digest)
+
+    async def unload(self, request: UnloadAdapterRequest) -> AdapterReply:
+        """Takes a name's adapter. Requests that run with it end with it.
+
+        Raises:
+            ModelNotFound: the name has none.
+            BusError: the broker cannot store it.
+        """
+        record = await self._store.record(request.lora_name)
+        if record is None or not record.digest or record.name != request.lora_name:
+            raise ModelNotFound(f"there is no adapter {request.lora_name}: GET /v1/models lists them")
+        await self._store.set_name(AdapterRecord(record.name, "", record.configured))
+        _log.info("adapter_removed", name=record.name, adapter=record.digest)
+        await self._store.retire(record.digest)
+        return AdapterReply(record.name, record.digest)
+
+    async def _read(self, path: Path) -> AdapterFiles:
+        return await asyncio.to_thread(self._checked, path)
+
+    def _checked(self, path: Path) -> AdapterFiles:
+        """Returns the files of an adapter that can be used."""
+        files = read_files(path)
+        read_adapter(files, self._targets, self._settings.max_lora_rank)
+        return files
+
+
+def allowed_path(text: str, folders: Sequence[str]) -> Path:
+    """Returns the path of an adapter, all of whose files lie within one of `folders`, links followed.
+
+    Raises:
+        ConfigurationError: they do not, or there are no folders.
+    """
+    if not folders:
+        raise ConfigurationError("adapters are loaded at the start only: set lora-dirs to the folders that have others")
+    roots = [Path(folder).expanduser().resolve() for folder in folders]
+    try:
+        path = Path(text).expanduser().resolve()
+        files = [path, (path / CONFIG).resolve(), (path / WEIGHTS).resolve()]
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError("lora_path is no path of a file") from error
+    if not any(all(file.is_relative_to(root) for file in files) for root in roots):
+        raise ConfigurationError("lora_path leads out of the folders of lora-dirs: move the adapter into one of them")
+    return path

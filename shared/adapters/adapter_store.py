@@ -1,0 +1,211 @@
+"""The broker's store of adapters: their content by its hash, and the hash that each name has now.
+
+It is a stream of JetStream. A record of a name is also an ordinary message, so that services that subscribe to its
+subject learn of it at once.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from pagewire.shared import subjects
+from pagewire.shared.adapters.files import AdapterFiles
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus.framing import STATUS
+from pagewire.shared.bus.jetstream import API, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
+from pagewire.shared.bus.store_replies import put_reply
+from pagewire.shared.bus.streams import ADAPTER_STREAM as STREAM
+from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, RequestTimeout, StorageRefused
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.adapters import AdapterRecord
+
+PART_BYTES = 1 << 19
+"""Bytes of a part of an adapter's content."""
+TIMEOUT = 5.0
+"""Seconds within which JetStream must answer a request."""
+ATTEMPTS = 5
+"""Requests until one that JetStream does not answer counts as failed: a stream may change its leader meanwhile."""
+PAUSE = 1.0
+"""Seconds between two attempts."""
+KEPT_SECONDS = 3600.0
+"""Seconds for which content without a name is kept: longer than requests run."""
+LIST_BATCH = 256
+"""Maximum number of records in an answer."""
+
+_records = Decoder(AdapterRecord)
+
+
+class AdapterStore:
+    """The adapters of all models on a broker."""
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        """`model` is the token of the model whose names are read and set."""
+        self._bus = bus
+        self._names = f"{subjects.ADAPTER_NAME}.{model}"
+
+    async def prepare(self, max_bytes: int, replicas: int) -> None:
+        """Creates the stream. Several services may do so at the same time.
+
+        Raises:
+            ConfigurationError: the server has no room for it.
+            BusError: JetStream does not answer now.
+        """
+        config = {
+            "name": STREAM,
+            "subjects": [f"{subjects.ADAPTER}.>"],
+            "storage": "file",
+            "max_bytes": max_bytes,
+            "num_replicas": replicas,
+            "max_msgs_per_subject": 1,
+            "discard": "new",
+            "allow_direct": True,
+        }
+        error = await self._call("CREATE", config)
+        # The server looks for room before it looks whether the stream is there.
+        if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
+            other = await self._call("UPDATE", config)
+            error = error if other is not None and other.err_code == NOT_FOUND else other
+        if error is not None and error.err_code == NO_ROOM:
+            raise ConfigurationError(f"the broker has no room for adapters ({error.description}): lower adapter-store")
+        if error is not None:
+            raise refusal(STREAM, error)
+
+    async def put(self, files: AdapterFiles) -> None:
+        """Stores the content of an adapter, if it is not there.
+
+        Raises:
+            BusError: JetStream has no room, or does not answer.
+        """
+        subject = f"{subjects.ADAPTER_CONTENT}.{files.digest}"
+        if await self._get(f"{subject}.parts") is not None:
+            return
+        data = msgspec.msgpack.encode(files)
+        size = min(PART_BYTES, self._bus.max_payload // 2)
+        parts = range(0, len(data), size)
+        for number, begin in enumerate(parts):
+            await self._put(f"{subject}.{number}", data[begin : begin + size])
+        await self._put(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
+
+    async def get(self, digest: str) -> AdapterFiles:
+        """Returns the content with this hash.
+
+        Raises:
+            ConfigurationError: it is not there, or it is damaged.
+            BusError: JetStream does not answer.
+        """
+        subject = f"{subjects.ADAPTER_CONTENT}.{digest}"
+        count = await self._get(f"{subject}.parts")
+        parts = [await self._get(f"{subject}.{number}") for number in range(int(count or b"0"))]
+        if not parts or None in parts:
+            raise ConfigurationError("the broker does not have the adapter: load it again")
+        try:
+            files = msgspec.msgpack.decode(b"".join(part for part in parts if part is not None), type=AdapterFiles)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError("the broker has damaged the adapter: load it again") from error
+        if files.digest != digest:
+            raise ConfigurationError("the broker has damaged the adapter: load it again")
+        return files
+
+    async def set_name(self, record: AdapterRecord) -> None:
+        """Gives a name another adapter, or none.
+
+        Raises:
+            BusError: JetStream has no room, or does not answer.
+        """
+        await self._put(f"{self._names}.{subjects.model_token(record.name)}", encode(record))
+
+    async def record(self, name: str) -> AdapterRecord | None:
+        """Returns the record of a name; None if it never had one.
+
+        Raises:
+            BusError: JetStream does not answer.
+        """
+        data = await self._get(f"{self._names}.{subjects.model_token(name)}")
+        return None if data is None else _records.try_decode(data)
+
+    async def records(self) -> list[AdapterRecord]:
+        """Returns the records of all names of the model, those without an adapter too.
+
+        Raises:
+            BusError: JetStream does not answer.
+        """
+        records = [_records.try_decode(message.data) async for message in self._messages(f"{self._names}.*")]
+        return [record for record in records if record is not None]
+
+    async def retire(self, digest: str) -> None:
+        """Notes that content has lost a name, and deletes what has had none for `KEPT_SECONDS`.
+
+        Until then, requests that have begun with it can go on, also on an executor that starts again.
+
+        Raises:
+            BusError: JetStream has no room, or does not answer.
+        """
+        await self._put(f"{subjects.ADAPTER_RETIRED}.{digest}", b"-")
+        marks = {
+            message.headers["Nats-Subject"].rpartition(".")[2]: _stored_at(message)
+            async for message in self._messages(f"{subjects.ADAPTER_RETIRED}.*")
+        }
+        records = [_records.try_decode(m.data) async for m in self._messages(f"{subjects.ADAPTER_NAME}.*.*")]
+        named, now = {record.digest for record in records if record is not None}, max(marks.values())
+        for retired, since in marks.items():
+            if now - since >= KEPT_SECONDS:
+                if retired not in named:
+                    await self._purge(f"{subjects.ADAPTER_CONTENT}.{retired}.*")
+                await self._purge(f"{subjects.ADAPTER_RETIRED}.{retired}")
+
+    async def _purge(self, pattern: str) -> None:
+        await self._call("PURGE", {"filter": pattern})
+
+    async def _call(self, verb: str, config: Mapping[str, Any]) -> Error | None:
+        """Returns why JetStream refuses a call of its API for the stream, None if it does not."""
+        return error_of((await self._request(f"{API}.STREAM.{verb}.{STREAM}", msgspec.json.encode(config))).data)
+
+    async def _messages(self, pattern: str) -> AsyncIterator[Message]:
+        """Yields the last message of each subject that matches."""
+        sequence, count = 0, LIST_BATCH
+        while count == LIST_BATCH:
+            count = 0
+            request = {"seq": sequence + 1, "batch": LIST_BATCH, "next_by_subj": pattern}
+            answers = self._bus.request_many(f"{API}.DIRECT.GET.{STREAM}", msgspec.json.encode(request), stall=TIMEOUT)
+            async for message in answers:
+                count, sequence = count + 1, int(message.headers["Nats-Sequence"])
+                yield message
+
+    async def _put(self, subject: str, data: bytes) -> None:
+        stored = put_reply.decode((await self._request(subject, data)).data)
+        if stored.error is not None:
+            raise StorageRefused(subject, stored.error.description)
+
+    async def _get(self, subject: str) -> bytes | None:
+        message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
+        return None if STATUS in message.headers else message.data
+
+    async def _request(self, subject: str, data: bytes) -> Message:
+        """Sends a request, and sends it again if nobody answers: each of them has the same effect twice as once."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._bus.request(subject, data, timeout=TIMEOUT)
+            except (NoResponders, RequestTimeout):
+                await asyncio.sleep(PAUSE)
+            except BusError:
+                await self._bus.wait_connected()
+        return await self._bus.request(subject, data, timeout=TIMEOUT)
+
+
+def _stored_at(message: Message) -> float:
+    """Returns the Unix time in seconds at which the broker stored a message, by its own clock."""
+    return datetime.fromisoformat(message.headers["Nats-Time-Stamp"]).timestamp()
+
+
+def pattern_of(model: str) -> str:
+    """Returns the pattern of the subjects of a model's names. `model` is its token."""
+    return f"{subjects.ADAPTER_NAME}.{model}.*"
+
+
+def record_of(message: Message) -> AdapterRecord | None:
+    """Returns the record in a message to a subject of `pattern_of`; None if it is unreadable."""
+    record: Any = _records.read(message)
+    return record if isinstance(record, AdapterRecord) else None
