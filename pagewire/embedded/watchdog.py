@@ -28,13 +28,13 @@ starved: a service that has the cores sends its heartbeats, and one that is stop
 _log = structlog.get_logger()
 
 
-class _Heard(NamedTuple):
+class _LastBeat(NamedTuple):
     """The last heartbeat that a program has sent itself."""
 
     beat: Heartbeat
     at: float
     """When it arrived, on the monotonic clock."""
-    waited: float
+    core_wait: float
     """Seconds that the program had waited for a core by then."""
 
 
@@ -50,7 +50,7 @@ class Watchdog:
         instances: the current instance id of each program, by the program's name.
         kill: kills a program by name.
         replace: called with name and instance id of a program whose heartbeat says that it drains.
-        waited: returns for how many seconds a program has waited for a core since it started, by name.
+        core_wait: returns for how many seconds a program has waited for a core since it started, by name.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Watchdog:
         instances: Mapping[str, str],
         kill: Callable[[str], None],
         replace: Callable[[str, str], None] = lambda name, instance: None,
-        waited: Callable[[str], float] = lambda name: 0.0,
+        core_wait: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
         self._bus = bus
         self._instances = instances
         self._kill = kill
         self._replace = replace
-        self._waited = waited
+        self._core_wait = core_wait
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus)
-        self._heard: dict[str, _Heard] = {}
+        self._last_beats: dict[str, _LastBeat] = {}
         """By instance; a heartbeat that is sent in the place of an instance does not count."""
-        self._waited_before: dict[str, float] = {}
+        self._core_waits: dict[str, float] = {}
         """By program: the seconds for which it had waited for a core at the last check."""
         self._connected_at = time.monotonic()
         bus.on_reconnect(self._on_reconnect)
@@ -86,13 +86,13 @@ class Watchdog:
         """
         while True:
             self._heartbeat_arrived.clear()
-            heard = {name: self._last(name) for name in programs}
+            lasts = {name: self._last(name) for name in programs}
             ready = {
                 name: last.beat.load
-                for name, last in heard.items()
+                for name, last in lasts.items()
                 if last is not None and last.beat.ready and last.at > since
             }
-            if len(ready) == len(heard):
+            if len(ready) == len(lasts):
                 return ready
             await self._heartbeat_arrived.wait()
 
@@ -112,7 +112,7 @@ class Watchdog:
             await asyncio.sleep(CHECK_INTERVAL)
             instances = set(self._instances.values())
             self._peers.retain(instances)
-            self._heard = {instance: last for instance, last in self._heard.items() if instance in instances}
+            self._last_beats = {instance: last for instance, last in self._last_beats.items() if instance in instances}
             if self._bus.connected:
                 for name, instance in list(self._instances.items()):
                     if await self._is_frozen(name):
@@ -121,16 +121,17 @@ class Watchdog:
 
     async def _repeat_heartbeats(self) -> None:
         """Sends the last heartbeat of each starved program again, as often as the program itself should send one."""
+        checked_at = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            now = time.monotonic()
+            before, checked_at = checked_at, time.monotonic()
             for name, instance in self._instances.items():
-                waited = self._waited(name)
-                starved = waited - self._waited_before.get(name, waited) > STARVED_SHARE * CHECK_INTERVAL
-                self._waited_before[name] = waited
-                last = self._last(name)
-                if last is not None and starved and now - last.at > CHECK_INTERVAL and self._silence(name) <= SILENCE:
-                    _log.info("service_starved", program=name, instance=instance, silent_s=round(now - last.at, 1))
+                last, core_wait = self._last(name), self._core_wait(name)
+                is_starved = core_wait - self._core_waits.get(name, core_wait) > STARVED_SHARE * (checked_at - before)
+                self._core_waits[name] = core_wait
+                silence = checked_at - last.at if last is not None else 0.0
+                if last is not None and is_starved and silence > CHECK_INTERVAL and self._silence(name) <= SILENCE:
+                    _log.info("service_starved", program=name, instance=instance, silent_s=round(silence, 1))
                     self._repeat(last.beat)
 
     def _repeat(self, beat: Heartbeat) -> None:
@@ -147,22 +148,22 @@ class Watchdog:
         self._heartbeat_arrived.set()
         for name, instance in self._instances.items():
             beat, _ = self._peers.last(instance)
-            last = self._heard.get(instance)
+            last = self._last_beats.get(instance)
             if beat is None or (last is not None and last.beat is beat):
                 continue
-            self._heard[instance] = _Heard(beat, time.monotonic(), self._waited(name))
+            self._last_beats[instance] = _LastBeat(beat, time.monotonic(), self._core_wait(name))
             if beat.draining:
                 self._replace(name, instance)
 
-    def _last(self, name: str) -> _Heard | None:
-        return self._heard.get(self._instances.get(name, ""))
+    def _last(self, name: str) -> _LastBeat | None:
+        return self._last_beats.get(self._instances.get(name, ""))
 
     def _silence(self, name: str) -> float:
         """Returns for how many seconds a program has said nothing though it did not wait for a core."""
         last = self._last(name)
         if last is None:
             return 0.0
-        return time.monotonic() - last.at - max(0.0, self._waited(name) - last.waited)
+        return time.monotonic() - last.at - max(0.0, self._core_wait(name) - last.core_wait)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.

@@ -14,11 +14,13 @@ class Ownership:
     Args:
         model: served name that a claim must name.
         find: returns the last heartbeat of a live instance, or None if the instance is silent.
+        gone: returns whether a silent instance is certainly gone: after a pause of this process it may only be unread.
     """
 
-    def __init__(self, model: str, find: Callable[[str], Heartbeat | None]) -> None:
+    def __init__(self, model: str, find: Callable[[str], Heartbeat | None], gone: Callable[[str], bool]) -> None:
         self._model = model
         self._find = find
+        self._gone = gone
         self._scheduler = ""
         self._renewed_at = 0.0
         self._confirmed = False
@@ -56,7 +58,7 @@ class Ownership:
             return True
         beat = self._find(self._scheduler)
         if beat is None:
-            return time.monotonic() - self._renewed_at >= SILENCE
+            return time.monotonic() - self._renewed_at >= SILENCE and self._gone(self._scheduler)
         return beat.term > self.term or (self._confirmed and beat.term != self.term)
 
     def observe(self) -> None:

@@ -63,7 +63,7 @@ class Executor:
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
         self._peers = Peers(context.bus, context.model)
-        self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
+        self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find, self._peers.gone)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
         self._replay_responder = ReplayResponder(context.bus, self._replay_buffer)

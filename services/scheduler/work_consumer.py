@@ -140,7 +140,11 @@ class WorkConsumer:
         for queue in standing:
             _log.error("queue_stands_still", queue=queue)
             await self.store.deliver_anew(queue)
-        self.problem = f"the queue {standing[0]} holds requests and delivers none" if standing else ""
+        self._suspects.difference_update(standing)  # two more looks judge what that has changed
+        if standing:
+            self.problem = f"the queue {standing[0]} holds requests and delivers none"
+        elif not self._suspects:
+            self.problem = ""
 
     def _ready_replicas(self) -> set[str]:
         return {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}

@@ -86,19 +86,19 @@ class StreamKeeper:
             StorageRefused: a stream cannot be restored.
             BusError: the broker does not answer.
         """
-        mended: list[str] = []
+        repairs: list[str] = []
         try:
             for name in STREAMS:
                 info = await self._info(name)
                 if info.error is not None and info.error.err_code == NOT_FOUND:
                     await self.restore()
-                    mended.append(f"the stream {name} was deleted")
-                elif info.error is None and (changed := self._changes(name, info.config)):
+                    repairs.append(f"the stream {name} was deleted")
+                elif info.error is None and (changes := self._changes(name, info.config)):
                     await self._prepare(name)
-                    mended.append(f"of the stream {name} these settings were changed: {', '.join(changed)}")
+                    repairs.append(f"of the stream {name} these settings were changed: {', '.join(changes)}")
         except ConfigurationError as error:
             raise StorageRefused("a stream", str(error)) from None
-        return mended
+        return repairs
 
     def _changes(self, name: str, settings: dict[str, Any]) -> list[str]:
         """Returns the settings of a stream that are no longer as this process has set them."""

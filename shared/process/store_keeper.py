@@ -26,17 +26,19 @@ class StoreKeeper:
 
     async def run(self) -> None:
         """Looks until cancelled."""
+        before = ""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
-                mended = await self._store.mend()
+                repairs = await self._store.mend()
             except StorageRefused as error:
-                if error.reason != self.problem:
+                if error.reason == before != self.problem:  # a broker that has just started may refuse once
                     _log.error("store_not_mended", reason=error.reason, retry_in=INTERVAL)
-                self.problem = error.reason
+                    self.problem = error.reason
+                before = error.reason
             except BusError:
                 pass  # without an answer of the broker, nothing is known
             else:
-                self.problem = ""
-                for wrong in mended:
-                    _log.error("store_mended", reason=wrong)
+                self.problem = before = ""
+                for repair in repairs:
+                    _log.error("store_mended", reason=repair)

@@ -63,9 +63,9 @@ class WorkerProcess:
         try:
             await asyncio.wait({exchange}, timeout=within)
             while not exchange.done():
-                waited = seconds_without_core(self.pid)
+                core_wait = seconds_without_core(self.pid)
                 await asyncio.wait({exchange}, timeout=STARVATION_CHECK)  # an answer may have come meanwhile
-                if not exchange.done() and seconds_without_core(self.pid) - waited < STARVATION_CHECK / 2:
+                if not exchange.done() and seconds_without_core(self.pid) - core_wait < STARVATION_CHECK / 2:
                     raise TimeoutError
             return exchange.result()
         finally:

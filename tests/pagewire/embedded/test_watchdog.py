@@ -78,10 +78,10 @@ class CoreClock:
         self._since[name] = time.monotonic()
 
     def end(self, name: str) -> None:
-        self._waited[name] = self.waited(name)
+        self._waited[name] = self.wait_of(name)
         del self._since[name]
 
-    def waited(self, name: str) -> float:
+    def wait_of(self, name: str) -> float:
         now = time.monotonic()
         return self._waited.get(name, 0.0) + now - self._since.get(name, now)
 
@@ -96,7 +96,7 @@ async def watched(
     memory: MemoryBroker, instances: dict[str, str], killed: list[str], cores: CoreClock
 ) -> AsyncIterator[Watchdog]:
     bus = MemoryBus(memory, inbox_prefix="_INBOX")
-    watched = Watchdog(bus, instances, killed.append, waited=cores.waited)
+    watched = Watchdog(bus, instances, killed.append, core_wait=cores.wait_of)
     await watched.listen()
     running = asyncio.create_task(watched.run())
     yield watched

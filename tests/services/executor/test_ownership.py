@@ -19,7 +19,9 @@ class World:
         self.now = 100.0
         self.beats: dict[str, Heartbeat] = {}
         monkeypatch.setattr("pagewire.services.executor.ownership.time.monotonic", lambda: self.now)
-        self.owner = Ownership("tiny", self.beats.get)
+        self.hears = True
+        """Whether heartbeats arrive here, so that silence means something."""
+        self.owner = Ownership("tiny", self.beats.get, lambda instance: self.hears and instance not in self.beats)
 
     def claim(self, scheduler: str, term: int, model: str = "tiny") -> bool:
         return self.owner.decide(Claim(scheduler, term, model))
@@ -55,6 +57,15 @@ def test_the_owner_lives_from_its_claim_and_its_plans_before_its_first_heartbeat
     world.owner.renew()
     world.now += 0.9 * SILENCE
     assert not world.claim("b", 6)
+
+
+def test_an_owner_that_was_not_heard_during_a_pause_of_the_executor_keeps_it(world: World) -> None:
+    assert world.claim("a", 4)
+    world.now += 5 * SILENCE
+    world.hears = False
+    assert not world.claim("b", 5)
+    world.hears = True
+    assert world.claim("b", 6)
 
 
 def test_a_silent_owner_loses_it(world: World) -> None:

@@ -38,7 +38,7 @@ async def test_a_problem_lasts_until_the_store_is_mended(monkeypatch: pytest.Mon
 
     async def looks() -> None:
         before = store.looks
-        await until(lambda: store.looks >= before + 2)
+        await until(lambda: store.looks >= before + 3)
 
     await looks()
     assert keeper.problem == ""
