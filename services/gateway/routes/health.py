@@ -72,8 +72,9 @@ class Health:
 
     @property
     def instances(self) -> int:
-        """Instances of all services that are alive."""
-        return sum(len(self._peers.alive(service)) for service in SERVICES)
+        """Instances of all services that are alive: no executor is, for which its supervisor sends heartbeats."""
+        beats = [beat for service in SERVICES for beat in self._peers.alive(service)]
+        return sum(not (beat.service == "executor" and beat.load.get(UNLOADED)) for beat in beats)
 
     def has_successor(self, instance: str, port: float) -> bool:
         """Returns whether a gateway other than `instance` is ready at the same port."""

@@ -6,7 +6,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import ModelNotFound
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.client import ModelInfo
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import UNLOADED, Heartbeat
 
 pytestmark = pytest.mark.anyio
 
@@ -76,3 +76,17 @@ async def test_at_the_start_all_models_are_awaited_and_later_none_is() -> None:
     await models.beat("b", ready=False, services=("scheduler",))
     assert models.health.missing() == ""
     assert models.health.missing_of("b") == "no scheduler is ready"
+
+
+async def test_an_unloaded_model_is_healthy_and_its_executor_is_no_instance() -> None:
+    bus = MemoryBus(MemoryBroker())
+    health = Health(bus, lambda: None)
+    await health.listen()
+    for service in (*REQUIRED, "executor"):
+        load = {UNLOADED: 1.0} if service in ("scheduler", "executor") else {}
+        beat = Heartbeat(service, service, service not in ("scheduler", "executor"), 0, 0, 0, load)
+        bus.publish(f"{subjects.HEARTBEAT}.{service}.{service}", encode(beat))
+    await bus.flush()
+    assert health.missing() == ""
+    assert health.instances == len(REQUIRED)
+    await bus.close()
