@@ -1,14 +1,16 @@
 """Measures what it costs to round the inputs of matrix products, product by product.
 
 The model computes in float32 with the weights that its file stores, or with weights rounded to `--weights`. Then the
-inputs of some products are rounded as the CPU kernels round them: symmetrically in chunks of 32, to `--bits`. The table
-has the KL divergence from float32 in nats per token, and how much the perplexity rises.
+inputs of some products are rounded symmetrically in chunks of 32, to `--bits`, or in pairs as the CPU kernels round
+them for weights of `--pairs` bits. The table has the KL divergence from float32 in nats per token, and how much the
+perplexity rises.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,11 @@ PRODUCTS = {
     "output layer": ("lm_head",),
 }
 """Products of a layer, and the output layer, by the names of their modules."""
+ONE = 128
+PAIRS = {4: (16, 119), 5: (3, 126), 6: (3, 126), 8: (7, 60)}
+"""By bits of the weights, the ratio and the largest input of the pairs of `integers.hpp`, where `ONE` is 1."""
 STORED = "stored"
+Rounding = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Cost:
 
     weights: str
     products: str
-    bits: int
+    bits: str
+    """Bits of the rounded inputs, or of the weights for which they are rounded in pairs."""
     divergence: float
     """KL divergence from float32, in nats per token."""
     rise: float
@@ -55,7 +62,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.experiments rounding", description=__doc__)
     parser.add_argument("--model", default=DEFAULT.name, help="folder, .gguf file, hub id or short name")
     parser.add_argument("--weights", nargs="+", default=[STORED], choices=[STORED, "int8", "int4"])
-    parser.add_argument("--bits", type=int, nargs="+", default=[8], help="of the rounded inputs")
+    parser.add_argument("--bits", type=int, nargs="*", default=[8], help="of the rounded inputs")
+    parser.add_argument("--pairs", type=int, nargs="*", default=[], choices=PAIRS, help="bits of weights instead")
     parser.add_argument("--text", type=Path, default=TEXT, help="the text that is predicted")
     parser.add_argument("--windows", type=int, default=8, help="pieces of the text, of 512 tokens")
     parser.add_argument("--layers", action="store_true", help="each layer's products, instead of each kind of product")
@@ -69,9 +77,11 @@ def main(arguments: list[str]) -> int:
             round_all(model, int(weights.removeprefix("int")))
         exact = predict(model, prompts)
         groups = by_layer(model) if options.layers else by_kind(model)
-        for bits in options.bits:
-            for name, modules in shown(list(groups.items()), f"{weights}, {bits} bits"):
-                with rounded_inputs(modules, bits):
+        roundings: dict[str, Rounding] = {str(bits): partial(rounded, bits=bits) for bits in options.bits}
+        roundings |= {f"pairs for {bits}": partial(rounded_pairs, bits=bits) for bits in options.pairs}
+        for bits, rounding in roundings.items():
+            for name, modules in shown(list(groups.items()), f"{weights}, bits: {bits}"):
+                with rounded_inputs(modules, rounding):
                     costs.append(Cost(weights, name, bits, *compare(exact, predict(model, prompts), prompts)))
     rows = [f"{c.weights} | {c.products} | {c.bits} | {c.divergence:.2e} | {c.rise:+.3%}" for c in costs]
     print("\n".join(markdown("weights | rounded inputs | bits | KL divergence | perplexity", rows)))
@@ -106,9 +116,9 @@ def round_all(model: nn.Module, bits: int) -> None:
 
 
 @contextmanager
-def rounded_inputs(modules: Sequence[nn.Module], bits: int) -> Iterator[None]:
+def rounded_inputs(modules: Sequence[nn.Module], rounding: Rounding) -> Iterator[None]:
     """Rounds what `modules` read."""
-    hooks = [module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0], bits),)) for module in modules]
+    hooks = [module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),)) for module in modules]
     try:
         yield
     finally:
@@ -122,9 +132,33 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     >>> rounded(torch.tensor([[0.9, 3.0, -1.4]]), 2)
     tensor([[0., 3., 0.]])
     """
+    return by_chunk(x, 2 ** (bits - 1) - 1, torch.round)
+
+
+def rounded_pairs(x: Tensor, bits: int) -> Tensor:
+    """Returns x [..., K] as `integers.hpp` rounds it for weights of `bits`.
+
+    >>> [f"{number:.2f}" for number in rounded_pairs(torch.tensor([119.0, 0, 0, 0, 5.3, 0, 0, 0]), 4)]
+    ['119.02', '0.00', '0.00', '0.00', '5.25', '0.00', '0.00', '0.00']
+    """
+    ratio, most = PAIRS[bits]
+
+    def to_points(numbers: Tensor) -> Tensor:
+        a, b = numbers.view(*numbers.shape[:-1], -1, 2, 4).unbind(-2)
+        ones = ((ratio * a - b) / ONE).round()
+        a = (a - (ratio * a - b - ONE * ones) * ratio / (ratio * ratio + 1)).round()
+        first = (a / ONE).round()
+        second, common = ratio * first - ones, a - ONE * first
+        return torch.stack((a, ONE * second + ratio * common), dim=-2).flatten(-3)
+
+    return by_chunk(x, most * ONE, to_points)
+
+
+def by_chunk(x: Tensor, most: int, rounding: Rounding) -> Tensor:
+    """Returns x [..., K], rounded where the largest number of each chunk is `most`."""
     chunks = F.pad(x, (0, -x.shape[-1] % CHUNK)).reshape(*x.shape[:-1], -1, CHUNK)
-    scales = chunks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (bits - 1) - 1)
-    numbers: Tensor = ((chunks / scales).round() * scales).flatten(-2)[..., : x.shape[-1]]
+    scales = chunks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+    numbers: Tensor = (rounding(chunks / scales) * scales).flatten(-2)[..., : x.shape[-1]]
     return numbers
 
 

@@ -17,14 +17,6 @@ struct Int16Pair {
 typedef int8_t Int8Pairs __attribute__((vector_size(LANES * 2)));
 typedef int16_t Int16Pairs __attribute__((vector_size(LANES * 4)));
 
-inline Int16Pair pair(int32_t first, int32_t second) { return {(first & 0xffff) | second << 16}; }
-
-// Returns the upper byte of each number, without sign.
-inline Int16Pairs upper_bytes(Int x) {
-    typedef uint16_t Unsigned __attribute__((vector_size(LANES * 4)));
-    return (Int16Pairs)((Unsigned)x >> 8);
-}
-
 // Loads and widens one pair per lane.
 inline Int16Pairs load(const Int8Pair* p) {
     Int8Pairs narrow;

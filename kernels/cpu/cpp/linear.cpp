@@ -12,13 +12,10 @@ void multiply_into(Target& target, const float* x, const Weights& weights, int64
     case F32: return multiply_floats<float>(x, weights.inputs, weights, target, rows, threads);
     case F16: return multiply_floats<Fp16>(x, weights.inputs, weights, target, rows, threads);
     case BF16: return multiply_bf16(x, weights, target, rows, threads);
-    }
-    RoundedRows rounded = round_rows(x, rows, weights.inputs, threads);
-    switch (weights.kind) {
-    case INT4: return multiply_integers<4>(rounded, weights, target, rows, threads);
-    case INT5: return multiply_integers<5>(rounded, weights, target, rows, threads);
-    case INT6: return multiply_integers<6>(rounded, weights, target, rows, threads);
-    case INT8: return multiply_integers<8>(rounded, weights, target, rows, threads);
+    case INT4: return multiply_integers<4>(x, weights, target, rows, threads);
+    case INT5: return multiply_integers<5>(x, weights, target, rows, threads);
+    case INT6: return multiply_integers<6>(x, weights, target, rows, threads);
+    case INT8: return multiply_integers<8>(x, weights, target, rows, threads);
     }
 }
 

@@ -21,8 +21,7 @@ inline Int larger_magnitudes(Int most, Vec x) {
 
 // Returns how numbers are rounded to integers up to `steps`, by the bits of the largest magnitude in each lane.
 inline Rounding rounding(Int most, int32_t steps) {
-    int32_t bits = most[0];
-    for (int i = 1; i < LANES; i++) bits = std::max(bits, most[i]);
+    int32_t bits = reduce<LANES>(most, [](Int a, Int b) { return a > b ? a : b; })[0];
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     bool finite = largest < INFINITE, some = largest >= SMALLEST;

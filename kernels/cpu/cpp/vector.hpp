@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__AVX2__)  // AVX-512 implies AVX2
 #include <immintrin.h>
@@ -198,6 +199,22 @@ inline float to_float(Bf16 x) {
     float f;
     std::memcpy(&f, &bits, sizeof f);
     return f;
+}
+
+// Returns v, where lanes whose indices differ in one bit have changed places.
+template <int BIT, size_t... I>
+inline Int exchange(Int v, std::index_sequence<I...>) {
+    return __builtin_shuffle(v, Int{(int32_t)(I ^ BIT)...});
+}
+
+// Combines each COUNT adjacent lanes, a power of two. All of them hold the result.
+template <int COUNT, typename Combine>
+inline Int reduce(Int v, const Combine& combine) {
+    if constexpr (COUNT == 1) return v;
+    else {
+        Int other = exchange<COUNT / 2>(v, std::make_index_sequence<LANES>());
+        return reduce<COUNT / 2>(combine(v, other), combine);
+    }
 }
 
 inline float sum(Vec v) {

@@ -7,7 +7,7 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from tests.kernels.cpu.test_integers import Stored, weights
+from tests.kernels.cpu.test_integers import RATIOS, Stored, largest, weights
 from tests.kernels.cpu.test_linear import random
 from tests.kernels.cpu.test_paged_attention import Case, Heads, Row
 
@@ -47,5 +47,8 @@ def test_they_give_the_same_products(
             assert ((product - expected).abs() <= BOUND * magnitude).all()
             if target != "x86-64-v2":
                 assert torch.equal(product, expected)
+    for bits in RATIOS:
+        x, matrix = largest(bits)
+        assert torch.equal(other.linear(x, matrix.packed(other)), kernels.linear(x, matrix.packed(kernels)))
     for heads in (Heads(4, 2, 64, 16), Heads(6, 2, 17, 5, window=40), Heads(8, 1, 80, 24)):
         Case(other, [Row(0, 33), Row(700, 1), Row(255, 2)], heads, torch.int8).check()

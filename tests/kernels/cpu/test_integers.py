@@ -17,7 +17,13 @@ from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.cpu.test_linear import random
 
 CHUNK = 32
-STEPS = 32767
+PAIRS = 4
+"""Pairs of quads in a chunk."""
+ONE = 128
+RATIOS = {4: 16, 5: 3, 6: 3, 8: 7}
+"""By bits, how much of the number that two inputs share belongs to the second."""
+STEPS = {4: 119 * ONE, 5: 126 * ONE, 6: 126 * ONE, 8: 60 * ONE}
+"""By bits, the integer to which the largest input of a chunk is rounded."""
 
 Stored = Literal["float16", "float32", "multiples"]
 """How scales and minima are."""
@@ -80,12 +86,59 @@ def weights(
     return Weights(codes, bits, numbers(1), zero, numbers(2) if minima else None, bias)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """The inputs as the kernel multiplies them: each chunk of a row rounded to 32,767 steps of its largest number."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % CHUNK)).view(len(x), -1, CHUNK)
-    most = padded.abs().amax(2, keepdim=True)
-    factors = torch.where(most > 0, torch.tensor(float(STEPS)).div(most), 0.0)  # STEPS / most would round twice
-    return ((padded * factors).round().double() * (most / STEPS).double()).flatten(1)[:, : x.shape[1]]
+def largest(bits: int) -> tuple[Tensor, Weights]:
+    """Returns rows and weights with the largest integers: common ones are largest halfway between two integers."""
+    codes = torch.full((70, 64), (1 << bits) - 1, dtype=torch.uint8)
+    x = torch.full((4, 64), STEPS[bits] - ONE / 2)
+    x[1::2] *= -1
+    x[2:] -= 1
+    x[:, ::CHUNK] = STEPS[bits]
+    return x, Weights(codes, bits, torch.ones(70, 1), 0, None)
+
+
+def multiply(x: Tensor, matrix: Weights) -> Tensor:
+    """Returns the product in float64 of the rounded rows.
+
+    Of two inputs, the first is `ONE * first + common` and the second `ONE * second + ratio * common`, times the scale
+    of their chunk.
+    """
+    bits, zero, ratio = matrix.bits, matrix.zero, RATIOS[matrix.bits]
+    chunks = torch.nn.functional.pad(x, (0, -x.shape[1] % CHUNK)).view(len(x), -1, CHUNK)
+    most = chunks.abs().amax(2, keepdim=True)
+    factors = torch.where(most > 0, torch.tensor(float(STEPS[bits])).div(most), 0.0)  # STEPS / most would round twice
+    numbers = (chunks * factors).round().long()
+    a, b = numbers.view(len(x), -1, 2, PAIRS // 2, 2, 4).unbind(-2)  # [rows, chunks, halves, pairs, 4]
+    ones = (ratio * a - b + ONE // 2) // ONE
+    a = a - ((ratio * a - b - ONE * ones) * ((ratio << 16) // (ratio * ratio + 1)) + (1 << 15)) // (1 << 16)
+    first = (a + ONE // 2) // ONE
+    common, second = a - ONE * first, ratio * first - ones
+
+    padded = torch.nn.functional.pad(matrix.codes, (0, -x.shape[1] % CHUNK)).long()
+    low, high = padded.view(len(padded), -1, 2, PAIRS // 2, 2, 4).unbind(-2)
+    if bits == 8:
+        blend, part = low, 8
+        for _ in range(3):
+            blend = (blend + high + 1) // 2
+    else:
+        blend, part = low + ratio * high, 1
+
+    def dot(numbers: Tensor, codes: Tensor) -> Tensor:
+        return torch.einsum("rchpi,nchpi->rnch", numbers.double(), codes.double())
+
+    sums = (dot(first, low) + dot(second, high)) * (ONE // part) + dot(common, blend)
+    totals = ((first + second) * (ONE // part) + common * ((1 + ratio) // part)).sum((3, 4))[:, None].double()
+    groups = matrix.scales.shape[1]
+    halves = padded.shape[1] // 16 if groups == 1 else x.shape[1] // 16 // groups
+
+    def spread(stored: Tensor | Multiples) -> Tensor:
+        each = stored.float().double().repeat_interleave(halves, 1)
+        return torch.nn.functional.pad(each, (0, sums.shape[2] * 2 - each.shape[1])).view(1, len(padded), -1, 2)
+
+    sums = (sums - zero * totals) * spread(matrix.scales)
+    if matrix.minima is not None:
+        sums += totals * spread(matrix.minima)
+    scales = (most / STEPS[bits]).double() * part
+    return (sums.sum(3) * scales[:, None, :, 0]).sum(2)
 
 
 SHAPES = st.one_of(
@@ -96,7 +149,7 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 130), st.none()),
 )
 PRODUCTS: Mapping[str, st.SearchStrategy[Any]] = {
-    "rows": st.integers(1, 20),
+    "rows": st.integers(1, 40),
     "outputs": st.integers(1, 150),
     "shape": SHAPES,
     "bits": st.sampled_from(list(INTEGERS)),
@@ -118,11 +171,11 @@ def test_equals_float64_of_rounded_rows(
 ) -> None:
     inputs, group = shape
     x, given_weights = random(rows, inputs), weights(outputs, inputs, bits, group, minima, biased, stored)
-    expected = rounded(x) @ given_weights.dequantized().T
+    expected = multiply(x, given_weights)
     if given_weights.bias is not None:
         expected += given_weights.bias.double()
     out = kernels.linear(x, given_weights.packed(kernels))
-    bound = 2**-20 * (rounded(x).abs() @ given_weights.magnitudes().T + expected.abs())
+    bound = 2**-20 * (x.double().abs() @ given_weights.magnitudes().T + expected.abs())
     assert ((out.double() - expected).abs() <= bound).all()
 
 
@@ -149,20 +202,31 @@ def test_multiples_that_do_not_fit_their_steps(factors: tuple[int, int], steps: 
 @pytest.mark.parametrize("bits", INTEGERS)
 @pytest.mark.parametrize(("inputs", "group"), [(16, 16), (32, 32), (32, None)])
 def test_the_sum_of_a_chunk_is_exact(kernels: CpuKernels, bits: int, inputs: int, group: int | None) -> None:
-    """Rows that rounding does not change, and scales that are powers of two: only the result is rounded."""
-    x = torch.randint(-STEPS, STEPS + 1, (7, inputs), generator=torch.Generator().manual_seed(0)).float()
-    x[:, ::16] = STEPS
+    """Rows whose scale is 1, and scales that are powers of two: only the result is rounded."""
+    steps = STEPS[bits]
+    x = torch.randint(-steps, steps + 1, (7, inputs), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::16] = steps
     given_weights = weights(70, inputs, bits, group)
     scales = torch.exp2(random(*given_weights.scales.shape).round().clamp(-1, 1))
-    exact = Weights(given_weights.codes, bits, scales, given_weights.zero, None)
-    assert torch.equal(kernels.linear(x, exact.packed(kernels)), (x.double() @ exact.dequantized().T).float())
+    exact = Weights(given_weights.codes, bits, scales, 0, None)
+    assert torch.equal(kernels.linear(x, exact.packed(kernels)), multiply(x, exact).float())
 
 
-def test_largest_codes_do_not_overflow(kernels: CpuKernels) -> None:
-    for sign in (1.0, -1.0):
-        codes = torch.full((40, 64), 255, dtype=torch.uint8)
-        full = Weights(codes, 8, torch.ones(40, 1), 0, None)
-        assert kernels.linear(torch.full((1, 64), sign * STEPS), full.packed(kernels)).eq(sign * 64 * STEPS * 255).all()
+@pytest.mark.parametrize("bits", INTEGERS)
+def test_largest_codes_do_not_overflow(kernels: CpuKernels, bits: int) -> None:
+    x, full = largest(bits)
+    assert torch.equal(kernels.linear(x, full.packed(kernels)), multiply(x, full).float())
+
+
+@pytest.mark.parametrize("bits", INTEGERS)
+def test_errors_are_less_than_a_third_of_those_of_8_bits(kernels: CpuKernels, bits: int) -> None:
+    x, matrix = random(50, 640), weights(200, 640, bits, 32)
+    chunks = x.view(50, -1, CHUNK)
+    steps = chunks.abs().amax(2, keepdim=True) / 127
+    coarse = ((chunks / steps).round() * steps).view_as(x).double()
+    exact = x.double() @ matrix.dequantized().T
+    errors = kernels.linear(x, matrix.packed(kernels)).double() - exact
+    assert errors.norm() < (coarse @ matrix.dequantized().T - exact).norm() / 3
 
 
 @pytest.mark.parametrize("stored", ["float32", "multiples"])
