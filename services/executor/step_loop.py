@@ -23,6 +23,7 @@ from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.recent_steps import StepFigures
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
@@ -182,9 +183,15 @@ class StepLoop:
         rows, positions = len(step.batch.slots), len(step.batch.token_ids)
         counters.rows += rows
         counters.tokens += positions
+        prompt = 0
         if positions > rows:
             known = step.batch.ends - step.batch.num_computed_tokens
-            counters.prefilled += int(known[known > 1].sum())
+            prompt = int(known[known > 1].sum())
+        counters.prefilled += prompt
+        microseconds, lease_left = round(elapsed * 1e6), self._lease_until - self._runs
+        self.metrics.recent.append(
+            StepFigures(counters.steps, rows, prompt, positions - prompt, microseconds, lease_left)
+        )
         self.metrics.size.observe(positions)
         self.metrics.duration.observe(elapsed)
         if self._speculator is not None:
