@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets wheel test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all docs beside alone clusters clean fuzz lock audit
+.PHONY: install demo models secrets wheel test test-all test-clients test-console test-observability test-containers lint-kubernetes lint-console lint kernels kernels-all docs beside alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +37,18 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@if $(MAKE) --silent build/console/node_modules 2>/dev/null; then $(MAKE) lint-console; \
+	else echo 'modules of the console not checked: npm is missing, or has no registry'; fi
 	@if command -v kubectl >/dev/null; then $(MAKE) lint-kubernetes; else echo 'manifests not rendered: kubectl is missing'; fi
+
+# The types of the console's modules, which comments state.
+lint-console: build/console/node_modules
+	build/console/node_modules/.bin/tsc --project tsconfig.json
+
+# The checker of types and the judge of accessibility; nothing of either is served.
+build/console/node_modules:
+	mkdir -p build/console
+	npm install --silent --no-audit --no-fund --prefix build/console typescript@7 axe-core@4
 
 # Every overlay, rendered by kubectl and held against the schemas of Kubernetes.
 lint-kubernetes: install
@@ -93,6 +104,10 @@ test-clients: install
 # A stack under load and faults, scraped by Prometheus: metrics, dashboards, alerts. Needs Debian's package prometheus.
 test-observability: install
 	$(BIN)/python -m tests.observability
+
+# The console in headless Chromium, against a scripted model and a real stack. Needs Debian's package chromium, and npm.
+test-console: install build/console/node_modules
+	$(BIN)/pytest -n 0 -rP tests/console
 
 # The image and compose.yaml as they are, under faults. ENGINE=podman COMPOSE=podman-compose: the same with podman.
 test-containers: install

@@ -28,8 +28,8 @@ from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.low_rank import LowRank
+from pagewire.services.executor.adapter_loader import SequenceAdapter
 from pagewire.services.executor.adapters.adapter import Adapter
-from pagewire.services.executor.adapters.loader import SequenceAdapter
 from pagewire.services.executor.adapters.targets import targets_of
 from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend

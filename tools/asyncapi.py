@@ -21,11 +21,13 @@ from pagewire.shared.messages.attach import Attach, Attached
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.codec import WIRE_VERSION, Wire
 from pagewire.shared.messages.done import Done
+from pagewire.shared.messages.fault import Fault
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.messages.open import AbortStream, Opened, OpenStream, StoredWork
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.security import permissions
@@ -180,6 +182,8 @@ CHANNELS = {
     ),
     "announce": Channel(subjects.ANNOUNCE, "Asks every service for a heartbeat at once."),
     "metrics": Channel(subjects.METRICS, "Asks every service for its metrics.", [], [MetricsReport]),
+    "recentSteps": Channel(subjects.RECENT_STEPS, "Asks every executor for its latest steps.", [], [RecentSteps]),
+    "faults": Channel(subjects.FAULTS, "A fault that somebody has asked for in a demonstration.", [Fault]),
     "checkWork": Channel(CHECK_WORK, "Zeros that show whether the store takes work."),
     "checkDone": Channel(CHECK_DONE, "Zeros that show whether the store takes records."),
 }

@@ -184,6 +184,11 @@ class Stream:
             raise Internal("the reply is a stream, although one result was requested")
         return self._result
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that have arrived so far, of all completions."""
+        return self._sequencer.received
+
     async def cancel(self) -> str:
         """Cancels the request; its usage is still reported. Returns cancelled, ended or unknown.
 

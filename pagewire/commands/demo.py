@@ -54,7 +54,7 @@ async def _demo(settings: Settings) -> int:
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
             timings = await _ask(client, request_id)
     # Read after the stack has ended, because the services write their last spans on exit.
-    request_spans = waterfall.of_request(span_files.read(Path(settings.trace_dir)), request_id)
+    request_spans = span_files.of_request(span_files.read(Path(settings.trace_dir)), request_id)
     if not request_spans:
         raise Internal("the services wrote no spans of the request")
     print(f"{timings}\n")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from pagewire.embedded import broker_care
+from pagewire.embedded import broker_care, demo_faults
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster, check_servers, require_jetstream
 from pagewire.embedded.control import control_socket
@@ -134,6 +134,7 @@ class Stack:
                 self._bus, supervisor.instances, supervisor.kill, supervisor.replace, supervisor.seconds_without_core
             )
             await self._watchdog.listen()
+            await demo_faults.listen(self._bus, supervisor, allowed=self.settings.demo_faults)
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
         except BaseException:
             await self._close()

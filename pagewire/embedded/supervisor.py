@@ -156,9 +156,13 @@ class Supervisor:
 
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""
+        self.send_signal(name, signal.SIGKILL)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to the latest process of a program."""
         run = self._latest.get(name)
         if run is not None and run.process is not None:
-            _signal(run.process, signal.SIGKILL)
+            _signal(run.process, number)
 
     def replace(self, name: str, instance: str) -> None:
         """Starts a successor of a process that drains. Nothing happens if that was done, or if the program stops."""
@@ -169,9 +173,7 @@ class Supervisor:
     def stop(self, name: str, number: signal.Signals = STOP) -> None:
         """Has a program drain, or with `END_NOW` end at once, and does not start it again."""
         self._stopped.add(name)
-        run = self._latest.get(name)
-        if run is not None and run.process is not None:
-            _signal(run.process, number)
+        self.send_signal(name, number)
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0

@@ -1,10 +1,12 @@
 """The reports of the step loop to the service: results, one by one, and counters."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.recent_steps import LATEST_STEPS, StepFigures
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
@@ -62,6 +64,8 @@ class StepMetrics:
         self.duration = Histogram(table.STEP_TIME)
         self.size = Histogram(table.STEP_TOKENS)
         self.lease_left = Histogram(table.LEASE_LEFT)
+        self.recent: deque[StepFigures] = deque(maxlen=LATEST_STEPS)
+        """The latest steps, which other threads may copy."""
 
     def samples(self, counters: Counters) -> Iterator[Sample]:
         """Yields the figures of the steps and of the counters."""

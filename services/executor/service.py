@@ -32,6 +32,7 @@ from pagewire.shared.errors import BusError, ConfigurationError, WireVersionErro
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.heartbeat import RESERVED, Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.models import model_folder
 from pagewire.shared.process.context import Context, Drain
@@ -148,6 +149,7 @@ class Executor:
             await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
             await self._bus.subscribe(f"{subjects.REPLAY}.{instance}", self._on_replay),
             await self._bus.subscribe(f"{subjects.CLAIM}.{instance}", partial(self._on_claim, device.capacity)),
+            await self._bus.subscribe(subjects.RECENT_STEPS, self._on_recent_steps),
         ]
         if adapters is not None:
             subscriptions += await adapters.subscribe()
@@ -238,6 +240,12 @@ class Executor:
         request = _decoded(_replays, message)
         if request is not None and message.reply:
             self._replay_responder.ask(request, message.reply)
+
+    def _on_recent_steps(self, message: Message) -> None:
+        """Answers the gateway, whose console shows the latest steps."""
+        if self._steps is not None and subjects.is_client_inbox(message.reply):
+            recent = RecentSteps(self._context.instance, tuple(self._steps.metrics.recent))
+            self._publish(message.reply, encode(recent))
 
     def _deliver(self, result: StepResult | PlanRefused) -> None:
         """Publishes a result of the step thread, unless another term has begun."""

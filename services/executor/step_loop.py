@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from pagewire.services.executor.adapters.loader import Loader, SequenceAdapter
+from pagewire.services.executor.adapter_loader import Loader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.grammar_opener import Opener
@@ -24,6 +24,7 @@ from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.recent_steps import StepFigures
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
@@ -189,9 +190,15 @@ class StepLoop:
         rows, positions = len(step.batch.slots), len(step.batch.token_ids)
         counters.rows += rows
         counters.tokens += positions
+        prompt = 0
         if positions > rows:
             known = step.batch.ends - step.batch.num_computed_tokens
-            counters.prefilled += int(known[known > 1].sum())
+            prompt = int(known[known > 1].sum())
+        counters.prefilled += prompt
+        microseconds, lease_left = round(elapsed * 1e6), self._lease_until - self._runs
+        self.metrics.recent.append(
+            StepFigures(counters.steps, rows, prompt, positions - prompt, microseconds, lease_left)
+        )
         self.metrics.size.observe(positions)
         self.metrics.duration.observe(elapsed)
         if self._speculator is not None:

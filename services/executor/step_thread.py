@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from pagewire.services.executor.adapters.loader import AdapterLoader, FetchAdapter
+from pagewire.services.executor.adapter_loader import AdapterLoader, FetchAdapter
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.grammar_opener import GrammarOpener

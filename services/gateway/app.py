@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import openapi
 from pagewire.services.gateway.answers.openai_shapes import Model, ModelList
+from pagewire.services.gateway.console.assets import FOLDER
+from pagewire.services.gateway.console.routes import Console
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.authentication import Authentication, FindTenant
 from pagewire.services.gateway.http.connection import ClientGone
@@ -46,6 +48,7 @@ def build(
     body_limit: int = 1 << 20,
     strict: bool = False,
     broker: str = "",
+    console: Console | None = None,
 ) -> ASGIApp:
     """Returns the application.
 
@@ -59,12 +62,15 @@ def build(
         body_limit: bytes of a body of the routes that generate no text.
         strict: whether the routes that generate no text refuse unknown fields.
         broker: URL of the broker, by which commands find the stack of an HTTP port.
+        console: the page at `/`; None: there is none.
     """
     tokenization = Tokenization(client, body_limit, strict=strict)
     adapters = Adapters(client, body_limit, strict=strict)
-    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization, adapters, broker))
+    console_routes = () if console is None else console.routes()
+    routes = _starlette(client, endpoints, health, metrics, tokenization, adapters, broker, console_routes)
+    app: ASGIApp = Shortcut(endpoints, routes)
     if find_tenant is not None:
-        app = Authentication(app, find_tenant)
+        app = Authentication(app, find_tenant, () if console is None else console.public_paths)
     if allowed_origins:
         app = CORSMiddleware(app, allowed_origins, ["*"], ["*"], expose_headers=EXPOSED_HEADERS)
     return app
@@ -78,6 +84,7 @@ def _starlette(
     tokenization: Tokenization,
     adapters: Adapters,
     broker: str,
+    console_routes: Sequence[Route],
 ) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
@@ -119,7 +126,7 @@ def _starlette(
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
     async def metrics_page(_: Request) -> Response:
-        return Response(await metrics.text(health.instances), media_type=CONTENT_TYPE)
+        return Response(await metrics.text(len(health.alive())), media_type=CONTENT_TYPE)
 
     async def pooling(request: Request) -> Response:
         raise InvalidRequest(f"{request.url.path}: embeddings, scores and other poolings are not supported here")
@@ -143,6 +150,7 @@ def _starlette(
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", tokenization.count_tokens, methods=["POST"]),
             *[Route(path, pooling, methods=["POST"]) for path in POOLING],
+            *console_routes,
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={
@@ -195,7 +203,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
         kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
     else:
-        paths = [path for path in routes if "{" not in path and path not in POOLING]
+        hidden = (*POOLING, FOLDER)
+        paths = [path for path in routes if "{" not in path and not path.startswith(hidden)]
         kind, hint = "not_found", f"use one of {', '.join(paths)}"
     message = f"{request.method} {request.url.path}: {error.detail}: {hint}"
     content = errors.body(error.status_code, kind, message, request.url.path)

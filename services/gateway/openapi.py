@@ -89,6 +89,7 @@ MEANINGS = {
 }
 """Meanings of the fields that neither their own struct nor one of the pipeline describes."""
 GET_PATHS = {
+    "/": "The console, a page for people, unless `--no-console`.",
     "/health": "200 while a request for a model would be served, else 503 and the reason; `?model=NAME`: for this one.",
     "/readyz": "The same as /health.",
     "/livez": "200 while the gateway runs.",

@@ -8,6 +8,7 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, openapi
+from pagewire.services.gateway.console.routes import Console
 from pagewire.services.gateway.http import server
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.http.http_counter import HttpCounter
@@ -20,6 +21,7 @@ from pagewire.services.gateway.routes.chat_completions import ChatCompletions
 from pagewire.services.gateway.routes.completions import Completions
 from pagewire.services.gateway.routes.endpoint import Api, Endpoint
 from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.request_log import RequestLog
 from pagewire.services.gateway.routes.responses import Responses
 from pagewire.shared.errors import BusError, Unavailable
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -58,12 +60,16 @@ class Gateway:
         self._listener = listener.inherited() or listener.listen(settings.host, settings.port)
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
-        limit = context.bus.max_payload
+        limit, requests = context.bus.max_payload, RequestLog()
         self._endpoints = {
-            path: Endpoint(api, self._client, body_limit=limit, strict=settings.strict) for path, api in APIS.items()
+            path: Endpoint(api, self._client, limit, requests, strict=settings.strict) for path, api in APIS.items()
         }
         self._health = Health(context.bus, context.announce, awaited_models())
         find = find_tenant(settings.api_key, self._keys)
+        self._console = None
+        if settings.console:
+            faults = settings.demo_faults
+            self._console = Console(context.bus, self._health, requests, settings.trace_dir, demo_faults=faults)
         origins = names(settings.allowed_origins)
         metrics = MetricsPage(context.bus, vllm=settings.metrics_compat == "vllm")
         application = app.build(
@@ -76,6 +82,7 @@ class Gateway:
             body_limit=limit,
             strict=settings.strict,
             broker=without_logins(nats_urls(settings)),
+            console=self._console,
         )
         pages = allowed_pages(settings)
         self._open_to_all = find is None and pages is None
@@ -131,6 +138,8 @@ class Gateway:
             background = [tasks.create_task(self._begin())]
             if self._keys is not None:
                 background.append(tasks.create_task(self._keys.watch()))
+            if self._console is not None:
+                background.append(tasks.create_task(self._console.run()))
             with self._listener:
                 _log.info("http_listening", port=self._port, tls=self._tls is not None)
                 if self._open_to_all:

@@ -52,6 +52,8 @@ class Term:
             "waiting": len(policy.waiting),
             "blocks_held": policy.pool.num_used,
             "blocks": policy.pool.num_blocks,
+            "blocks_shared": policy.pool.num_shared,
+            "blocks_blank": policy.pool.num_blank,
             "preemptions": policy.preemptions,
             "budget": policy.step_tokens,
         }

@@ -145,7 +145,13 @@ ROLES: dict[str, Permissions] = {
     "executor": _service(
         "executor",
         publish=(f"{subjects.STEPS}.*", _inbox("scheduler"), _inbox("detokenizer"), *_GET_ADAPTERS, *_SET_ADAPTERS),
-        subscribe=(f"{subjects.PLAN}.*", f"{subjects.REPLAY}.*", f"{subjects.CLAIM}.*", *_ADAPTERS),
+        subscribe=(
+            f"{subjects.PLAN}.*",
+            f"{subjects.REPLAY}.*",
+            f"{subjects.CLAIM}.*",
+            subjects.RECENT_STEPS,
+            *_ADAPTERS,
+        ),
         answers=True,
     ),
     "detokenizer": _service(
@@ -172,13 +178,13 @@ ROLES: dict[str, Permissions] = {
     ),
     "gateway": _service(
         "gateway",
-        publish=(*_everyone(*_REQUESTS), *_ADAPTERS, subjects.METRICS),
+        publish=(*_everyone(*_REQUESTS), *_ADAPTERS, subjects.METRICS, subjects.RECENT_STEPS, subjects.FAULTS),
         subscribe=tuple(f"{subjects.gateway_inbox(tenant)}.>" for tenant in ("", "*")),
         answers=True,
     ),
     "supervisor": Permissions(
         publish=(f"{subjects.HEARTBEAT}.*.*", subjects.ANNOUNCE, "$SRV.PING.>", "$SRV.STATS.>", f"{API}.INFO"),
-        subscribe=(f"{subjects.HEARTBEAT}.*.*", _inbox("supervisor")),
+        subscribe=(f"{subjects.HEARTBEAT}.*.*", subjects.FAULTS, _inbox("supervisor")),
     ),
 }
 """The rights of each service's user, and of the supervisor's."""

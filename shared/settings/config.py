@@ -209,6 +209,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     nats_replicas: Literal[1, 3, 5] | None = None
     """NATS servers that keep a copy of every waiting request: 1, 3 or 5; by default 1, and 3 with nats-cluster."""
 
+    console: bool = True
+    """Serve the console, a page at `/` where people talk with the model and see the services at work."""
+    demo_faults: bool = False
+    """Let the console kill, freeze and drain services: only for demonstrations."""
     strict: bool = False
     """Refuse HTTP requests with unknown fields, which are else ignored and named in the header Pagewire-Warning."""
     allowed_origins: str = ""

@@ -1,6 +1,7 @@
 """Writes spans to files, one JSON object per line and one file per process, and reads them for `pagewire trace`."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import format_span_id, format_trace_id
 from typing_extensions import override
 
+from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
 
 
@@ -32,6 +34,8 @@ class Span(msgspec.Struct, omit_defaults=True):
 MAX_WAITING = 16384
 """Maximum number of spans that wait for an exporter; one more replaces the oldest."""
 
+_PREFIX = re.compile(r"^(cmpl|chatcmpl|msg|resp)(\\-|_)")
+"""The prefix of a request's id in HTTP answers, escaped."""
 _encoder = msgspec.json.Encoder(enc_hook=str)
 _decoder = msgspec.json.Decoder(Span)
 
@@ -123,11 +127,34 @@ def _plain(value: object) -> str | bool | int | float | list[str | bool | int | 
     return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
 
-def read(folder: Path) -> Iterator[Span]:
-    """Yields every span in a folder's files. A line that a crash has cut off is skipped."""
+def read(folder: Path, latest: int | None = None) -> Iterator[Span]:
+    """Yields every span in a folder's files. A line that a crash has cut off is skipped.
+
+    `latest`: bytes that are read at the end of each file; None: all.
+    """
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
+        with path.open("rb") as file:
+            if latest is not None:
+                file.seek(max(0, path.stat().st_size - latest))
+            lines = file.read().splitlines()
+        for line in lines:
             try:
                 yield _decoder.decode(line)
             except msgspec.DecodeError:
                 continue
+
+
+def of_request(spans: Iterable[Span], request_id: str, tenant: str | None = None) -> list[Span]:
+    """Returns the spans of a request and of its trace, ordered by start.
+
+    Args:
+        spans: spans of any requests.
+        request_id: the id that the client knows: from an HTTP answer, with a prefix, or from the header X-Request-Id,
+            to which the gateway adds 8 digits.
+        tenant: owner of the request; None: the requests of all tenants are searched.
+    """
+    spans = list(spans)
+    ids = ((span, *subjects.owner_and_text(str(span.attributes.get("request_id")))) for span in spans)
+    pattern = re.compile(rf"{_PREFIX.sub('', re.escape(request_id))}(-[0-9a-f]{{8}})?")
+    traces = {span.trace_id for span, owner, name in ids if pattern.fullmatch(name) and tenant in {None, owner}}
+    return sorted((span for span in spans if span.trace_id in traces), key=lambda span: (span.start, span.end))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.adapters.loader import SequenceAdapter
+from pagewire.services.executor.adapter_loader import SequenceAdapter
 from pagewire.services.executor.adapters.reading import read_adapter
 from pagewire.services.executor.adapters.targets import targets_of
 from pagewire.services.executor.devices.cpu.adapters import CpuAdapters

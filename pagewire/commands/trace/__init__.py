@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.slowest is not None:
         print("\n".join(waterfall.table(waterfall.slowest(span_files.read(Path(folder)), arguments.slowest))))
         return 0
-    spans = waterfall.of_request(span_files.read(Path(folder)), arguments.request_id)
+    spans = span_files.of_request(span_files.read(Path(folder)), arguments.request_id)
     if not spans:
         raise ConfigurationError(f"{folder} has no spans of request {arguments.request_id}")
     print("\n".join(waterfall.draw(spans)))

@@ -1,6 +1,5 @@
 """Draws the spans of one request as a waterfall in the terminal, and lists slow requests."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from pagewire.shared import subjects
@@ -8,22 +7,6 @@ from pagewire.shared.telemetry.span_files import Span
 
 STAGES = ("receive", "queue", "admit", "prefill", "decode", "preempted", "recover", "stream")
 """Names of the spans of a request's stages, in the order in which they begin."""
-
-_PREFIX = re.compile(r"^(cmpl|chatcmpl|msg|resp)(\\-|_)")
-"""The prefix of a request's id in HTTP answers, escaped."""
-
-
-def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
-    """Returns the spans of a request and of its trace, ordered by start.
-
-    `request_id` is the id that the client knows: from an HTTP answer, with a prefix, or from the header X-Request-Id,
-    to which the gateway adds 8 digits. The requests of all tenants are searched.
-    """
-    spans = list(spans)
-    ids = ((span, subjects.owner_and_text(str(span.attributes.get("request_id")))[1]) for span in spans)
-    pattern = re.compile(rf"{_PREFIX.sub('', re.escape(request_id))}(-[0-9a-f]{{8}})?")
-    traces = {span.trace_id for span, name in ids if pattern.fullmatch(name)}
-    return sorted((span for span in spans if span.trace_id in traces), key=lambda span: (span.start, span.end))
 
 
 def slowest(spans: Iterable[Span], count: int) -> list[list[Span]]:

@@ -1,7 +1,7 @@
 """The check of the API key of HTTP requests."""
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from hashlib import sha256
 
 from starlette.responses import Response
@@ -41,18 +41,20 @@ def find_tenant(api_key: str, keys: ApiKeys | None) -> FindTenant | None:
 
 
 class Authentication:
-    """Answers 401 to a request without a valid key, except at `PUBLIC_PATHS`, and 403 to tenants at `OPERATOR_PATHS`.
+    """Answers 401 to a request without a valid key, except at public paths, and 403 to tenants at `OPERATOR_PATHS`.
 
     It notes the tenant of the other requests as `scope["tenant"]`, which is missing if no keys are set.
     """
 
-    def __init__(self, app: ASGIApp, find: FindTenant) -> None:
+    def __init__(self, app: ASGIApp, find: FindTenant, public_paths: Collection[str] = ()) -> None:
+        """`public_paths`: paths that need no key, beside `PUBLIC_PATHS`."""
         self._app = app
         self._find = find
+        self._public_paths = PUBLIC_PATHS.union(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 401 or 403."""
-        if scope["path"] not in PUBLIC_PATHS:
+        if scope["path"] not in self._public_paths:
             tenant = self._find(key) if (key := _key(scope["headers"])) is not None else None
             if tenant is None:
                 scope[STATUS] = 401

@@ -23,6 +23,7 @@ from pagewire.services.gateway.http.request_ids import HEADER, client_id_of, new
 from pagewire.services.gateway.requests.completion_request import StreamOptions
 from pagewire.services.gateway.requests.responses_tools import ClientTool
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.services.gateway.routes.request_log import LoggedRequest, RequestLog
 from pagewire.shared import subjects
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Result
@@ -93,11 +94,14 @@ class Endpoint:
         served: number of requests that have ended.
     """
 
-    def __init__(self, api: Api, client: AsyncClient, body_limit: int, *, strict: bool = False) -> None:
-        """`strict`: whether unknown fields are refused."""
+    def __init__(
+        self, api: Api, client: AsyncClient, body_limit: int, log: RequestLog | None = None, *, strict: bool = False
+    ) -> None:
+        """`log`: keeps the requests of several endpoints. `strict`: whether unknown fields are refused."""
         self._api = api
         self._client = client
         self._body_limit = body_limit
+        self._requests = log or RequestLog()
         self._strict = strict
         self.running = 0
         self.served = 0
@@ -108,7 +112,7 @@ class Endpoint:
         client_id = client_id_of(scope)
         fresh_id = new_id(client_id)
         headers = [(HEADER, client_id or fresh_id.encode())]
-        began, status, stream = time.monotonic(), 200, None
+        began, status, request, result = time.monotonic(), 200, None, None
         caller = _trace_headers(scope)
         span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
         traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
@@ -120,15 +124,16 @@ class Endpoint:
                     headers = [(HEADER, client_id or body_id.encode())]
             else:
                 call.arguments.update(request_id=fresh_id, fresh=True)
-            client = await self._client.for_tenant(scope.get("tenant", ""))
+            tenant = scope.get("tenant", "")
+            client = await self._client.for_tenant(tenant)
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
+            request = self._requests.begin(stream, scope["path"], tenant)
             headers += unknown.headers()
             async with while_connected(receive):
                 if call.streamed:
-                    await self._send_events(client, stream, call, send, headers)
+                    await self._send_events(client, stream, call, send, headers, request)
                 else:
-                    answer = await self._api.answer(client, call, stream, await stream.result())
-                    await _respond(Response(_encode(answer), 200, None, "application/json"), headers, send)
+                    result = await self._send_answer(client, stream, call, send, headers)
         except ClientGone:
             status = CLIENT_GONE
         except PagewireError as error:
@@ -146,16 +151,23 @@ class Endpoint:
             self.running -= 1
             self.served += 1
             scope[STATUS] = status
-            request_id = stream.request_id if stream is not None else ""
+            request_id = self._requests.end(request, status, result)
             _end_span(span, scope["path"], status, request_id)
-            _log.info(
-                "http_request",
-                path=scope["path"],
-                status=status,
-                request_id=request_id,
-                trace_id=tracing.trace_id(traceparent),
-                ms=round((time.monotonic() - began) * 1000, 1),
-            )
+            _log_answer(scope, request_id, traceparent, began)
+
+    async def _send_answer(
+        self,
+        client: AsyncClient,
+        stream: Stream,
+        call: ApiCall,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> Result:
+        """Sends a whole answer; returns the result of the pipeline."""
+        result = await stream.result()
+        answer = await self._api.answer(client, call, stream, result)
+        await _respond(Response(_encode(answer), 200, None, "application/json"), headers, send)
+        return result
 
     async def _send_events(
         self,
@@ -164,6 +176,7 @@ class Endpoint:
         call: ApiCall,
         send: Send,
         headers: Sequence[tuple[bytes, bytes]],
+        request: LoggedRequest,
     ) -> None:
         """Sends a stream of events. An error before the first token is raised, so that it sets the response's status.
 
@@ -172,6 +185,7 @@ class Endpoint:
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])
+            request.first_token = time.time()
             counted = usage and call.options.continuous_usage_stats
             events = await self._api.events(client, call, stream, counted=counted)
             await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
@@ -220,6 +234,18 @@ def _end_span(span: Span, path: str, status: int, request_id: str) -> None:
             }
         )
     span.end()
+
+
+def _log_answer(scope: Scope, request_id: str, traceparent: str, began: float) -> None:
+    """Logs a request that has ended."""
+    _log.info(
+        "http_request",
+        path=scope["path"],
+        status=scope[STATUS],
+        request_id=request_id,
+        trace_id=tracing.trace_id(traceparent),
+        ms=round((time.monotonic() - began) * 1000, 1),
+    )
 
 
 def _trace_headers(scope: Scope) -> dict[str, str]:

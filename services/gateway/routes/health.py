@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import ModelNotFound
-from pagewire.shared.messages.heartbeat import UNLOADED
+from pagewire.shared.messages.heartbeat import UNLOADED, Heartbeat
 from pagewire.shared.metrics.table import SERVICES
 from pagewire.shared.process.peers import Peers
 
@@ -70,11 +70,11 @@ class Health:
         """Returns why requests for each model cannot be served, empty where they can, by the model's token."""
         return {model: self._missing_of(model) for model in sorted({*self._tokens.values(), *self._awaited})}
 
-    @property
-    def instances(self) -> int:
-        """Instances of all services that are alive: no executor is, for which its supervisor sends heartbeats."""
+    def alive(self) -> list[Heartbeat]:
+        """Returns the last heartbeats of all live instances, ordered by service and instance id. No executor is alive
+        for which its supervisor sends heartbeats."""
         beats = [beat for service in SERVICES for beat in self._peers.alive(service)]
-        return sum(not (beat.service == "executor" and beat.load.get(UNLOADED)) for beat in beats)
+        return [beat for beat in beats if not (beat.service == "executor" and beat.load.get(UNLOADED))]
 
     def has_successor(self, instance: str, port: float) -> bool:
         """Returns whether a gateway other than `instance` is ready at the same port."""

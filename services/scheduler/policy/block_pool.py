@@ -20,6 +20,8 @@ class BlockPool:
             blocks keep their content until then.
         clock: calls of `allocate` so far. A block that was allocated later has lost its content of that time.
         allocated_at: clock of each block's last allocation.
+        num_shared: blocks with more than one reference.
+        num_blank: blocks that have never been allocated, and so hold nothing.
 
     >>> pool = BlockPool(8)
     >>> blocks = pool.allocate(3)
@@ -36,6 +38,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._references = [0] * num_blocks
         self.allocated_at = [0] * num_blocks
+        self.num_shared = 0
+        self.num_blank = num_blocks
 
     @property
     def num_free(self) -> int:
@@ -53,6 +57,7 @@ class BlockPool:
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+            self.num_blank -= not self.allocated_at[block]
             self.allocated_at[block] = self.clock
         return blocks
 
@@ -74,6 +79,7 @@ class BlockPool:
             if apart and self._references[block]:
                 self.reserved += 1
             self._references[block] += 1
+            self.num_shared += self._references[block] == 2
             self._free.pop(block, None)
 
     def free(self, blocks: Sequence[int], *, apart: bool = False) -> None:
@@ -86,6 +92,7 @@ class BlockPool:
             if self._references[block] == 0:
                 raise IntegrityError(f"block {block} is freed twice")
             self._references[block] -= 1
+            self.num_shared -= self._references[block] == 1
             if self._references[block] == 0:
                 self._free[block] = None
             elif apart:

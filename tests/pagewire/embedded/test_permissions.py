@@ -76,6 +76,8 @@ SUBJECTS = {
     *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
     "pagewire.svc.adopted.d",
     "pagewire.svc.traces",
+    "pagewire.svc.recent_steps",
+    "pagewire.svc.faults",
     "pagewire.svc.scheduler.s.abort",
     *(f"pagewire.svc.{edge}.e" for edge in ("plan", "steps", "replay", "claim")),
     "pagewire.svc.prefixes.m.s",
@@ -179,7 +181,13 @@ TABLE = {
     "executor": service(
         "executor",
         {"pagewire.svc.steps.e", "_SVC.scheduler.x.1", "_SVC.detokenizer.x.1", *GET_ADAPTERS, *SET_ADAPTERS},
-        {"pagewire.svc.plan.e", "pagewire.svc.replay.e", "pagewire.svc.claim.e", *ADAPTERS},
+        {
+            "pagewire.svc.plan.e",
+            "pagewire.svc.replay.e",
+            "pagewire.svc.claim.e",
+            "pagewire.svc.recent_steps",
+            *ADAPTERS,
+        },
     ),
     "detokenizer": service(
         "detokenizer",
@@ -206,11 +214,13 @@ TABLE = {
         },
     ),
     "gateway": service(
-        "gateway", OF_ANYONE | ADAPTERS, {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"}
+        "gateway",
+        OF_ANYONE | ADAPTERS | {"pagewire.svc.recent_steps", "pagewire.svc.faults"},
+        {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"},
     ),
     "supervisor": Row(
         {*HEARTBEATS, "$JS.API.INFO", *(subject for subject in DISCOVERY if subject.count(".") > 1)},
-        {*HEARTBEATS, "_SVC.supervisor.x.1"},
+        {*HEARTBEATS, "pagewire.svc.faults", "_SVC.supervisor.x.1"},
     ),
 }
 

@@ -21,6 +21,7 @@ from pagewire.shared.errors import NoResponders
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.process.context import Context, Drain
 from pagewire.shared.settings.config import Settings
@@ -36,6 +37,7 @@ class Bench:
 
     def __init__(self, device: FakeDevice, broker: MemoryBroker) -> None:
         self.device = device
+        self.broker = broker
         self.bus = MemoryBus(broker)
         self.steps: asyncio.Queue[Message] = asyncio.Queue()
         self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
@@ -149,6 +151,27 @@ async def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
         assert beat.load["steps"] == 3
         assert beat.load["tokens"] == 5
         assert beat.load["num_slots"] == 0
+
+
+@pytest.mark.anyio
+async def test_the_figures_of_the_latest_steps_are_told_to_the_gateway_alone(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1, 2, 3], range(4), picks=sampling(7, max_tokens=2))))
+        for _ in range(2):
+            await bench.step()
+        gateway = MemoryBus(bench.broker, inbox_prefix=subjects.gateway_inbox(""))
+        answer = await gateway.request(subjects.RECENT_STEPS, b"", timeout=PATIENCE)
+        recent = Decoder(RecentSteps).decode(answer.data)
+        assert [(step.number, step.prompt_tokens, step.decode_tokens) for step in recent.steps] == [
+            (1, 3, 0),
+            (2, 0, 1),
+        ]
+        refused: list[Message] = []
+        await gateway.subscribe("elsewhere", refused.append)
+        gateway.publish(subjects.RECENT_STEPS, b"", reply="elsewhere")
+        await gateway.request(subjects.RECENT_STEPS, b"", timeout=PATIENCE)
+        assert not refused
 
 
 @pytest.mark.anyio

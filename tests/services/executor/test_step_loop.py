@@ -325,6 +325,11 @@ def test_counters_tell_steps_rows_and_tokens(run: Run) -> None:
     assert (counters.steps, counters.rows, counters.tokens, counters.sampled) == (3, 3, 7, 2)
     assert counters.busy_s == 1.5
     assert counters.num_slots == 1
+    recent = list(run.loop.metrics.recent)
+    assert [(step.number, step.rows) for step in recent] == [(1, 1), (2, 1), (3, 1)]
+    assert recent[-1].lease_left == 6
+    assert [(step.prompt_tokens, step.decode_tokens) for step in recent] == [(4, 0), (2, 0), (0, 1)]
+    assert all(step.elapsed_us > 0 for step in recent)
     run.inbox.put(plan(2, removed=[0]))
     run.output()
     assert counters.num_slots == 0

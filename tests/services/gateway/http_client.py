@@ -9,10 +9,12 @@ from starlette.types import ASGIApp, Message
 
 from pagewire import AsyncClient
 from pagewire.services.gateway import app
+from pagewire.services.gateway.console.routes import Console
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.routes.endpoint import Endpoint
 from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.request_log import RequestLog
 from pagewire.services.gateway.service import APIS
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -51,13 +53,20 @@ class Gateway:
     def __init__(self, broker: MemoryBroker, responder: Responder, api_key: str = "", body_limit: int = 10_000) -> None:
         self.bus = MemoryBus(broker, inbox_prefix="_INBOX")
         self.responder = responder
-        client = AsyncClient(bus=self.bus)
+        self.client = client = AsyncClient(bus=self.bus)
         self.changes = 0
         self.health = Health(self.bus, self._changed)
-        self.endpoints = {path: Endpoint(api, client, body_limit) for path, api in APIS.items()}
+        self.requests = RequestLog()
+        self.endpoints = {path: Endpoint(api, client, body_limit, self.requests) for path, api in APIS.items()}
+        self.console = Console(self.bus, self.health, self.requests)
         self.completions = self.endpoints["/v1/completions"]
         self.app: ASGIApp = app.build(
-            client, self.endpoints, self.health, MetricsPage(self.bus, vllm=True), find_tenant(api_key, None)
+            client,
+            self.endpoints,
+            self.health,
+            MetricsPage(self.bus, vllm=True),
+            find_tenant(api_key, None),
+            console=self.console,
         )
 
     def _changed(self) -> None:
@@ -83,12 +92,13 @@ class Gateway:
         gone: asyncio.Event | None = None,
         slow: asyncio.Event | None = None,
         tenant: str = "",
+        answer: Answer | None = None,
     ) -> Answer:
-        """Sends a request, of a tenant if one is named.
+        """Sends a request, of a tenant if one is named. `answer`: takes the response, part by part.
 
         The client disconnects when `gone` is set, and reads only once `slow` is set.
         """
-        answer = Answer()
+        answer = answer or Answer()
         scope = {
             "type": "http",
             "method": method,

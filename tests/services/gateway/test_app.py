@@ -148,7 +148,16 @@ async def test_every_path_but_health_needs_the_key() -> None:
         assert (await gateway.get(path)).status in {200, 503}
     assert (await gateway.get("/v1/models", **{"x-api-key": "secret"})).status == 200
     assert (await gateway.get("/v1/models", **{"x-api-key": "wrong"})).status == 401
-    for path in ("/", "/metrics", "/v1", "/nowhere", "/health/", "/v1/chat/completions", "//health"):
+    for path in (
+        "/console/events",
+        "/console/requests/r1",
+        "/metrics",
+        "/v1",
+        "/nowhere",
+        "/health/",
+        "/v1/chat/completions",
+        "//health",
+    ):
         assert (await gateway.get(path)).status == 401
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from pagewire.commands.trace import waterfall
 from pagewire.shared.subjects import owned
+from pagewire.shared.telemetry import span_files
 from pagewire.shared.telemetry.span_files import Span
 
 
@@ -23,23 +24,23 @@ SPANS = [
 
 
 def test_a_request_is_its_whole_trace_in_order() -> None:
-    assert [span.name for span in waterfall.of_request(SPANS, "r1")] == ["receive", "queue", "prefill", "decode"]
-    assert waterfall.of_request(SPANS, "r3") == []
+    assert [span.name for span in span_files.of_request(SPANS, "r1")] == ["receive", "queue", "prefill", "decode"]
+    assert span_files.of_request(SPANS, "r3") == []
 
 
 def test_an_id_of_an_http_answer_or_header_finds_its_request() -> None:
     spans = [*SPANS, span("receive", 1.0, 2.0, trace="t9", request="r9-0123abcd")]
     for name in ("cmpl-r9-0123abcd", "chatcmpl-r9-0123abcd", "msg_r9-0123abcd", "resp_r9-0123abcd", "r9"):
-        assert [span.trace_id for span in waterfall.of_request(spans, name)] == ["t9"]
+        assert [span.trace_id for span in span_files.of_request(spans, name)] == ["t9"]
 
 
 def test_the_request_of_a_tenant_is_found_by_the_id_that_its_client_knows() -> None:
-    assert [span.name for span in waterfall.of_request(SPANS, "r4")] == ["stream"]
+    assert [span.name for span in span_files.of_request(SPANS, "r4")] == ["stream"]
 
 
 @pytest.mark.parametrize("name", ["r1", "cmpl-r1", "chatcmpl-r1"])
 def test_the_id_of_an_http_answer_names_its_request(name: str) -> None:
-    assert len(waterfall.of_request(SPANS, name)) == 4
+    assert len(span_files.of_request(SPANS, name)) == 4
 
 
 def test_the_slowest_requests_are_listed_with_their_stages() -> None:
@@ -52,7 +53,7 @@ def test_the_slowest_requests_are_listed_with_their_stages() -> None:
 
 
 def test_bars_share_one_scale() -> None:
-    lines = waterfall.draw(waterfall.of_request(SPANS, "r1"), width=10)
+    lines = waterfall.draw(span_files.of_request(SPANS, "r1"), width=10)
     bars = [line.partition("  ")[2][-10:] if "█" in line else "" for line in lines]
     assert len(lines) == 5
     assert bars[0] == ""
@@ -70,7 +71,7 @@ def test_a_request_without_duration_has_bars() -> None:
 
 
 def test_shares_are_of_the_whole_time() -> None:
-    shares = waterfall.shares(waterfall.of_request(SPANS, "r1"))
+    shares = waterfall.shares(span_files.of_request(SPANS, "r1"))
     assert {stage: round(share, 3) for stage, (_, share) in shares.items()} == {
         "receive": 0.1,
         "queue": 0.1,

@@ -32,6 +32,22 @@ def test_a_shared_block_is_idle_when_its_last_holder_has_gone() -> None:
     pool.check([blocks])
 
 
+def test_shared_and_blank_blocks_are_counted() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    assert (pool.num_shared, pool.num_blank) == (0, 2)
+    pool.share(blocks)
+    pool.share(blocks[:1])
+    assert pool.num_shared == 2
+    pool.free(blocks)
+    assert pool.num_shared == 1
+    pool.free(blocks)
+    pool.free(blocks[:1])
+    assert (pool.num_shared, pool.num_blank) == (0, 2)
+    pool.allocate(3)
+    assert pool.num_blank == 0
+
+
 def test_the_clock_shows_which_blocks_were_allocated_since() -> None:
     pool = BlockPool(2)
     kept, lost = pool.allocate(1), pool.allocate(1)

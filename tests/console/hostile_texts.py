@@ -1,0 +1,55 @@
+"""Texts that try to run, to load or to break something when a page shows them."""
+
+MARK = "PWNED"
+"""What every script here would write to the title of the page."""
+RUN = f"document.title='{MARK}'"
+AWAY = "http://192.0.2.1/x"
+"""A server that nobody may ask: the address is reserved for documentation."""
+
+HOSTILE = (
+    f"<script>{RUN}</script>",
+    f"<script src='{AWAY}.js'></script>",
+    f"<SCRIPT>{RUN}</SCRIPT>",
+    f"</code></pre><script>{RUN}</script>",
+    f'<img src=x onerror="{RUN}">',
+    f"<img src='{AWAY}.png'>",
+    f"![a]({AWAY}.png)",
+    f"![a](javascript:{RUN})",
+    f"[click]({AWAY})",
+    f"[click](javascript:{RUN})",
+    f"[a]: {AWAY}\n\n[a]",
+    f"<{AWAY}>",
+    f"<a href='javascript:{RUN}'>x</a>",
+    f'<svg onload="{RUN}"></svg>',
+    f"<svg><script>{RUN}</script></svg>",
+    f'<iframe srcdoc="<script>parent.{RUN}</script>"></iframe>',
+    f"<iframe src='{AWAY}'></iframe>",
+    f"<object data='{AWAY}'></object><embed src='{AWAY}'>",
+    f"<link rel=stylesheet href='{AWAY}.css'>",
+    "<style>body { display: none }</style>",
+    f"<style>@import '{AWAY}.css';</style>",
+    f'<div style="background: url({AWAY})">x</div>',
+    "<base href='http://192.0.2.1/'>",
+    f"<meta http-equiv=refresh content='0; url={AWAY}'>",
+    f"<form action='{AWAY}'><input autofocus onfocus=\"{RUN}\"></form>",
+    f'<details open ontoggle="{RUN}">x</details>',
+    f'<video><source onerror="{RUN}"></video>',
+    f"<math><mtext></mtext><mglyph><svg><mtext><style><img src=x onerror={RUN}></style></svg></math>",
+    f'<body onload="{RUN}">',
+    f"data:text/html,<script>{RUN}</script>",
+    f"```html\n<script>{RUN}</script>\n```",
+    f"`<img src=x onerror={RUN}>`",
+    f"| a |\n| - |\n| <img src=x onerror={RUN}> |",
+    f"# <img src=x onerror={RUN}>",
+    f"- <script>{RUN}</script>\n  - <img src=x onerror={RUN}>",
+    f"**<img src=x onerror={RUN}>** _<b onclick={RUN}>x</b>_",
+    f"{{{{constructor.constructor('{RUN}')()}}}} ${{{RUN}}}",
+    "\x1b[2J\x1b[31mred\x1b[0m \x1b]8;;http://192.0.2.1/\x07link\x1b]8;;\x07",
+    "\u202egnp.exe\u202c \u2067\u0645\u0631\u062d\u0628\u0627\u2069 \u200b\ufeff\u0000",
+    "x" * 5000,
+    "\u0f3a" + "\u0300" * 500,
+    "`" * 3000 + "*" * 3000 + "_" * 3000,
+    "> " * 500 + "deep",
+    "".join(" " * depth + "- x\n" for depth in range(300)),
+    "|" * 2000 + "\n" + "|-" * 2000,
+)

@@ -1,0 +1,143 @@
+"""Nothing in a text of a model, of a file or of a tool's arguments runs or loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.console.browser import Console
+from tests.console.hostile_texts import AWAY, HOSTILE, MARK
+from tests.console.scripted_server import ScriptedServer
+
+pytestmark = pytest.mark.full
+FORBIDDEN = "script, img, svg:not([class]), iframe, object, embed, link, style, base, meta, form, video, source, math"
+"""Elements that no text may become."""
+
+
+def assert_harmless(view: Console) -> None:
+    """Nothing ran, nothing was asked for elsewhere, nothing became an element; the fixture checks the policy's log."""
+    view.page.wait_for_timeout(100)
+    assert view.page.title() == "Pagewire"
+    made = view.page.evaluate(
+        f"[...document.querySelectorAll('.thread, pw-requests, pw-conversations')].flatMap((part) =>"
+        f" [...part.querySelectorAll({FORBIDDEN!r})]).map((node) => node.outerHTML)"
+    )
+    assert not made
+    assert not view.page.evaluate("[...document.querySelectorAll('.thread [href]')].filter((a) => !a.hash).length")
+    assert not view.foreign_requests()
+    assert view.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(HOSTILE) >= 40
+    assert MARK in HOSTILE[0]
+    assert any(AWAY in text for text in HOSTILE)
+
+
+def test_texts_of_a_model(view: Console, server: ScriptedServer) -> None:
+    for text in HOSTILE:
+        server.model.text = text
+        view.page.get_by_role("button", name="New conversation").click()
+        view.ask(text[:2000].replace("\x00", ""))
+        view.until_answered()
+        assert view.answer == text.replace("\r", "")
+    assert_harmless(view)
+
+
+def test_texts_that_grow_are_shown_as_those_that_come_at_once(view: Console) -> None:
+    same = view.page.evaluate(
+        """async (texts) => {
+            const { MarkdownView } = await import("/console/parts/markdown_view.js");
+            return texts.filter((text) => {
+                const whole = new MarkdownView(document.createElement("div"));
+                whole.show(text);
+                const grown = new MarkdownView(document.createElement("div"));
+                const step = Math.max(1, Math.floor(text.length / 200));
+                for (let end = 1; end < text.length; end += step) grown.show(text.slice(0, end));
+                grown.show(text);
+                return whole.container.textContent !== grown.container.textContent;
+            });
+        }""",
+        [
+            *HOSTILE,
+            "a\n\nb\n- c\n- d\n  e\n\nf\n```py\ng\n\nh\n```\ni\n| j | k |\n|---|---|\n| l | m |\n\nn",
+            "- a\n\n- b\n\nc",
+        ],
+    )
+    assert same == []
+
+
+def test_texts_of_a_file(view: Console, tmp_path: Path) -> None:
+    turns = {
+        str(index): {
+            "parent": str(index - 1) if index else "",
+            "role": ("user", "assistant", "tool", text)[index % 4],
+            "text": text,
+            "reasoning": text,
+            "error": text,
+            "requestId": text,
+            "model": text,
+            "callId": text,
+            "end": text,
+            "calls": [{"id": text, "name": text, "arguments": text}],
+            "figures": {"tokens": text, text: 1},
+            "tokens": [{"text": text, "logprob": text, "likely": [{"text": text, "logprob": 0}]}],
+        }
+        for index, text in enumerate(HOSTILE)
+    }
+    conversation = {
+        "title": HOSTILE[0],
+        "model": HOSTILE[1],
+        "system": HOSTILE[2],
+        "tools": HOSTILE[3],
+        "schema": HOSTILE[4],
+        "fields": {HOSTILE[5]: HOSTILE[6], "__proto__": {"polluted": 1}},
+        "turns": turns,
+        "chosen": {"": "0"},
+    }
+    file = tmp_path / "hostile.json"
+    file.write_text(json.dumps({"format": "pagewire.conversations.v1", "conversations": [conversation]}))
+    view.page.locator("input[type=file]").set_input_files(file)
+    view.page.locator("pw-turn").first.wait_for()
+    assert view.page.locator("pw-turn").count() == len(HOSTILE)
+    for tokens in view.page.get_by_role("button", name="Tokens").all()[:5]:
+        tokens.click()
+    assert not view.page.evaluate("({}).polluted")
+    assert_harmless(view)
+
+
+def test_arguments_of_a_tool(view: Console, server: ScriptedServer) -> None:
+    server.calls_tools()
+    view.page.locator("pw-settings summary", has_text="Tools").click()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    view.page.get_by_label("Tools, as a JSON list").fill(json.dumps(tools))
+    for text in HOSTILE[:30]:
+        call = json.dumps({"name": "f", "arguments": {"text": text}})
+        server.model.text = f"<tool_call>\n{call}\n</tool_call>"
+        view.page.get_by_role("button", name="New conversation").click()
+        view.ask("Call")
+        view.until_answered()
+        assert view.page.locator(".call pre").count() == 1
+    assert_harmless(view)
+
+
+def test_the_policy_stops_what_a_fault_of_the_page_would_let_through(view: Console) -> None:
+    blocked = view.page.evaluate(
+        """(away) => {
+            const failed = [];
+            try { document.body.innerHTML = "<b>x</b>"; } catch { failed.push("markup"); }
+            try { eval("1"); } catch { failed.push("eval"); }
+            try { new Function("1"); } catch { failed.push("function"); }
+            const image = new Image();
+            return new Promise((resolve) => {
+                image.onload = image.onerror = () => resolve([...failed, image.naturalWidth ? "" : "image"]);
+                image.src = away;
+            });
+        }""",
+        AWAY,
+    )
+    view.page.wait_for_timeout(200)
+    assert blocked == ["markup", "eval", "function", "image"]
+    assert any("img-src" in violation for violation in view.violations)
+    view.violations.clear()
+    view.requests = [url for url in view.requests if url != AWAY]
