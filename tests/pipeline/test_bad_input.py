@@ -27,6 +27,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
 }
+ADAPTERS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+"""Routes that only stacks with adapters have."""
 GENERATING = [path for path in VALID if path.startswith("/v1") and not path.endswith("count_tokens")]
 MALFORMED = {
     "empty": b"",
@@ -104,7 +106,7 @@ def refusal(answer: httpx.Response, path: str) -> str:
 
 
 def test_every_route_has_a_valid_body_here(url: str) -> None:
-    assert VALID.keys() == ROUTES.keys()
+    assert VALID.keys() == ROUTES.keys() - ADAPTERS
     for path, body in VALID.items():
         assert post(url, body, path).status_code == 200, path
 

@@ -7,7 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import openai
 import pytest
@@ -41,7 +41,7 @@ def text(client: Client, model: str) -> str:
 
 def test_one_command_serves_several_models(stack: Served) -> None:
     assert stack.models == ("stories", "qwen3")
-    assert len(stack.processes()) in (2 * 4 + 2, 3 * 4 + 2)
+    assert len(stack.processes()) >= 2 * 4 + 2  # other tests add models and unload them
     with Client(stack.nats) as client, openai.OpenAI(base_url=f"{stack.http}/v1", api_key="none") as http:
         assert {info.name for info in client.models()} >= {"stories", "qwen3"}
         assert {model.id for model in http.models.list()} >= {"stories", "qwen3"}
@@ -141,7 +141,8 @@ async def test_a_model_that_has_gone_is_refused_at_once_and_the_others_are_serve
             assert "qwen3: no tokenizer is running" in health(stack)[1]
             assert text(client, "stories")
         finally:
-            os.kill(tokenizer, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the supervisor has killed it
+                os.kill(tokenizer, signal.SIGKILL)
         await until(lambda: health(stack, "?model=qwen3")[0] == 200)
         assert health(stack, "?model=nobody")[0] == 404
         assert text(client, "qwen3")

@@ -108,6 +108,10 @@ class Cores:
             self._begin(threads)
         self._computed, self._usage = computed, usage
 
+    def close(self) -> None:
+        """Gives the main thread its niceness back: it may go on with other work, or start processes."""
+        _set_niceness(os.getpid(), 0)
+
     def _begin(self, threads: int) -> None:
         self._threads = threads
         alone = threads == 1 < self._most

@@ -266,5 +266,6 @@ class CpuDevice(Device):
 
     @override
     def close(self) -> None:
+        self._cores.close()
         del self._model, self._backend
         self._slots.masks.close()

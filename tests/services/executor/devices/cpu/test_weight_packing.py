@@ -89,12 +89,15 @@ def test_four_bits_give_the_logits_of_the_rounded_weights(
     plain = round_weights
 
     def exact(weight: Tensor, bits: int) -> IntegerWeights:
-        """Equal numbers, as eight bits with a scale of their own have them."""
+        """Equal numbers over the whole range of eight bits, whose products round the inputs in another way."""
         rounded = plain(weight, bits)
-        return dataclasses.replace(rounded, bits=8)
+        scales = rounded.scales if isinstance(rounded.scales, Tensor) else rounded.scales.float()
+        step = 1 << (8 - rounded.bits)
+        codes, zero = step * rounded.codes, step * rounded.zero
+        return dataclasses.replace(rounded, bits=8, codes=codes, zero=zero, scales=scales / step)
 
     monkeypatch.setattr("pagewire.services.executor.devices.cpu.weight_packing.round_weights", exact)
-    assert torch.equal(logits(checkpoint(name), 4), packed)
+    assert difference(logits(checkpoint(name), 4), packed) < ROUNDED / 4
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
@@ -163,5 +166,5 @@ def test_integers_beside_plain_weights_in_one_matrix(stored: tuple[str, ...], ke
 def test_a_stored_head_that_differs_is_still_refused(tmp_path: Path, kernels: CpuKernels) -> None:
     path = from_checkpoint("llama", tmp_path / "model.gguf", "Q8_0")
     config = read_config(path) | {"tie_word_embeddings": True}
-    with pytest.raises(Exception, match="differs from the embedding"):
+    with pytest.raises(Exception, match="unexpected tensors: output\\.weight"):
         load_model(path, config, "auto", CpuPacking(kernels, None))
