@@ -56,10 +56,10 @@ class Console:
         self.page.get_by_role("button", name="Send", exact=True).click()
 
     def until_answered(self) -> None:
-        """Waits until the last answer has ended."""
+        """Waits until the last answer has ended and can be repeated."""
         self.page.wait_for_function(
-            "() => { const all = document.querySelectorAll('pw-turn.assistant');"
-            " return all.length && all[all.length - 1].turn.end }"
+            "() => [...[...document.querySelectorAll('pw-turn.assistant')].at(-1)?.querySelectorAll('footer button') ?? []]"
+            ".some((each) => /Regenerate|Try again/.test(each.textContent))"
         )
 
     @property
@@ -81,6 +81,7 @@ def console(
     context = browser.new_context(
         viewport={"width": width, "height": HEIGHT},
         color_scheme=theme,
+        reduced_motion="reduce",
         permissions=["clipboard-read", "clipboard-write"],
     )
     page = context.new_page()

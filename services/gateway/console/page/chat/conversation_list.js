@@ -32,13 +32,13 @@ export class ConversationList extends HTMLElement {
 
   /**
    * @param {Conversation[]} conversations
-   * @param {string} shown Id of the shown one.
+   * @param {string} currentId Id of the conversation in the thread.
    */
-  show(conversations, shown) {
+  show(conversations, currentId) {
     this.conversations = conversations;
     this.rows?.replaceChildren(...conversations.map((each) => element(
-      "li", { class: each.id === shown ? "shown" : "" },
-      button(each.title || "Untitled", () => this.pick(each.id), { "aria-current": each.id === shown ? "true" : false }),
+      "li", { class: each.id === currentId ? "current" : "" },
+      button(each.title || "Untitled", () => this.pick(each.id), { "aria-current": each.id === currentId ? "true" : false }),
       button("×", () => this.onremove(each.id), { class: "quiet remove", "aria-label": `Remove ${each.title || "Untitled"}` }),
     )));
   }

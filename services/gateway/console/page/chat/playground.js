@@ -1,4 +1,4 @@
-/** The playground: conversations, the thread of the shown one, and its settings. */
+/** The playground: conversations, the thread of the current one, and its settings. */
 
 import { button, element, write } from "../parts/dom.js";
 import { key, send } from "../parts/server.js";

@@ -44,7 +44,7 @@ export class TurnView extends HTMLElement {
     this.tools = element("div", { class: "actions" });
     this.markdown = turn.role === "assistant" && !place.completion ? new MarkdownView(this.body) : null;
     this.replaceChildren(
-      element("h3", {}, name), this.thoughts, this.body, this.callList, this.problem,
+      element("h2", {}, name), this.thoughts, this.body, this.callList, this.problem,
       element("footer", {}, this.tools, this.figures),
     );
     this.update();
@@ -140,7 +140,7 @@ export class TurnView extends HTMLElement {
     /** @type {HTMLTextAreaElement[]} */
     const results = [];
     const cards = turn.calls.map((call) => {
-      const card = element("div", { class: "call" }, element("p", {}, "Calls ", element("code", {}, call.name)), element("pre", { tabindex: "0", role: "region", "aria-label": `arguments of ${call.name}` }, indented(call.arguments)));
+      const card = element("div", { class: "call" }, element("p", {}, "Calls ", element("code", {}, call.name)), element("pre", { tabindex: "0", role: "group", "aria-label": `arguments of ${call.name}` }, indented(call.arguments)));
       if (open) {
         const result = element("textarea", { rows: 2, "aria-label": `Result of ${call.name}`, placeholder: "The result that the tool returns" });
         results.push(result);

@@ -32,7 +32,8 @@ const EMPHASIS = [
 ];
 
 /**
- * Returns the blocks of a text. Text that is added behind can change only the last one.
+ * Returns the blocks of a text. Text that is added behind changes no block before the last one that begins ahead of
+ * the last two lines.
  *
  * @param {string} text
  * @returns {Block[]}
@@ -76,9 +77,8 @@ function add(result, line, begin, blank) {
   const heading = HEADING.exec(line);
   const item = ITEM.exec(line);
   const quote = QUOTE.exec(line);
-  if (!line.trim()) {
-    if (last?.kind === "table") result.push({ kind: "paragraph", text: "", begin });
-  } else if (heading) {
+  if (!line.trim()) return "";
+  if (heading) {
     result.push({ kind: "heading", level: heading[1].length, text: heading[2], begin });
   } else if (RULE.test(line)) {
     result.push({ kind: "rule", begin });

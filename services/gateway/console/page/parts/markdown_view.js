@@ -1,4 +1,4 @@
-/** Shows Markdown that grows: blocks that are complete stay, and only the last one is built again. */
+/** Shows Markdown that grows: blocks that are complete stay, and only the ones behind them are built again. */
 
 import { element } from "./dom.js";
 import { blocks, spans } from "./markdown.js";
@@ -14,10 +14,11 @@ export class MarkdownView {
   constructor(container) {
     this.container = container;
     this.text = "";
-    /** Where the last block begins, which may still change. */
+    /** Position in the text of the first block that may still change. */
     this.open = 0;
-    /** @type {Node | null} */
-    this.last = null;
+    /** Nodes of that block and of the blocks behind it.
+     * @type {HTMLElement[]} */
+    this.growing = [];
   }
 
   /** @param {string} text */
@@ -26,15 +27,19 @@ export class MarkdownView {
     if (!text.startsWith(this.text)) {
       this.container.replaceChildren();
       this.open = 0;
-      this.last = null;
+      this.growing = [];
     }
     this.text = text;
-    const parts = blocks(text.slice(this.open));
-    if (this.last) this.container.removeChild(this.last);
-    this.last = null;
-    for (const block of parts) this.last = this.container.appendChild(nodeOf(block));
-    const begin = parts.at(-1)?.begin;
-    if (begin !== undefined) this.open += begin;
+    const tail = text.slice(this.open);
+    const parts = blocks(tail);
+    for (const node of this.growing) node.remove();
+    const nodes = parts.map(nodeOf);
+    this.container.append(...nodes);
+    // The last line may become another kind of line, and may make the line before it the head of a table.
+    const certain = tail.lastIndexOf("\n", tail.lastIndexOf("\n") - 1) + 1;
+    const first = Math.max(0, parts.findLastIndex((part) => part.begin < certain));
+    this.open += parts[first]?.begin ?? 0;
+    this.growing = nodes.slice(first);
   }
 }
 
@@ -76,7 +81,7 @@ function inline(text) {
  */
 function codeNode(language, text) {
   const label = language ? `code in ${language}` : "code";
-  const pre = element("pre", { tabindex: "0", role: "region", "aria-label": label }, element("code", {}, text.replace(/\n$/, "")));
+  const pre = element("pre", { tabindex: "0", role: "group", "aria-label": label }, element("code", {}, text.replace(/\n$/, "")));
   const copy = element("button", { type: "button", class: "quiet copy" }, "Copy");
   copy.addEventListener("click", () => void navigator.clipboard.writeText(text).then(() => (copy.textContent = "Copied")));
   return element("div", { class: "code" }, element("div", { class: "code-head" }, element("span", {}, language || "code"), copy), pre);
@@ -115,7 +120,7 @@ function tableNode(head, rows) {
   const columns = head.map((_, index) => index);
   return element(
     "div",
-    { class: "table", tabindex: "0", role: "region", "aria-label": "table" },
+    { class: "table", tabindex: "0", role: "group", "aria-label": "table" },
     element(
       "table",
       {},

@@ -56,10 +56,10 @@ export class Curves extends HTMLElement {
       const highest = Math.max(...values.flatMap((each) => each.values.map((value) => value ?? 0)), 1e-9);
       for (const [at, line] of plot.lines.entries()) line.setAttribute("d", path(values.map(({ x, values: all }) => [x, all[at]]), highest));
       const last = values.findLast((each) => each.values.length);
-      const shown = last ? `${names.map((name, at) => `${name} ${compact(last.values[at] ?? 0)}`).join(", ")} ${unit}` : "none yet";
-      write(plot.value, shown);
+      const figures = last ? `${names.map((name, at) => `${name} ${compact(last.values[at] ?? 0)}`).join(", ")} ${unit}` : "none yet";
+      write(plot.value, figures);
       write(plot.top, highest > 1e-9 ? compact(highest) : "");
-      plot.svg.setAttribute("aria-label", `${title} in the last ten minutes: ${shown}`);
+      plot.svg.setAttribute("aria-label", `${title} in the last ten minutes: ${figures}`);
     }
   }
 }

@@ -42,7 +42,7 @@ export class Pipeline extends HTMLElement {
 
   /** @param {string} id Empty: none. */
   showRequest(id) {
-    if (id !== this.requests.shown || id) void this.requests.open(id);
+    if (id !== this.requests.currentId || id) void this.requests.open(id);
   }
 
   /** @param {string} state @param {boolean} faults */

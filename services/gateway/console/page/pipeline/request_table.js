@@ -12,7 +12,8 @@ const COLUMNS = ["Request", "State", "Path", "Model", "Prompt", "Tokens", "First
 export class RequestTable extends HTMLElement {
   /** @type {Map<string, {row: Row, node: HTMLTableRowElement}>} */
   rows = new Map();
-  shown = "";
+  /** Id of the request whose waterfall is drawn; empty: none. */
+  currentId = "";
 
   connectedCallback() {
     if (this.body) return;
@@ -21,7 +22,7 @@ export class RequestTable extends HTMLElement {
     this.empty = element("p", { class: "meaning" }, "No request yet: those of this gateway appear here, without their texts.");
     this.replaceChildren(
       this.waterfall, this.empty,
-      element("div", { class: "table requests", tabindex: "0", role: "region", "aria-label": "Requests" }, element("table", {}, element("thead", {}, element("tr", {}, ...COLUMNS.map((name) => element("th", { scope: "col" }, name)))), this.body)),
+      element("div", { class: "table requests", tabindex: "0", role: "group", "aria-label": "Rows of the requests" }, element("table", {}, element("thead", {}, element("tr", {}, ...COLUMNS.map((name) => element("th", { scope: "col" }, name)))), this.body)),
     );
   }
 
@@ -34,7 +35,7 @@ export class RequestTable extends HTMLElement {
       this.rows.set(row.id, { row, node });
       fill(node, row);
       if (!entry) this.body.prepend(node);
-      if (row.id === this.shown && row.ended && !entry?.row.ended) void this.open(row.id);
+      if (row.id === this.currentId && row.ended && !entry?.row.ended) void this.open(row.id);
     }
     while (this.body.children.length > MOST) {
       const last = /** @type {HTMLElement} */ (this.body.lastElementChild);
@@ -52,7 +53,7 @@ export class RequestTable extends HTMLElement {
   /** @param {string} id */
   line(id) {
     return element(
-      "tr", { "data-id": id, "aria-current": id === this.shown ? "true" : false },
+      "tr", { "data-id": id, "aria-current": id === this.currentId ? "true" : false },
       element("td", {}, element("a", { href: `#/requests/${encodeURIComponent(id)}` }, id)), ...COLUMNS.slice(1).map(() => element("td")),
     );
   }
@@ -63,7 +64,7 @@ export class RequestTable extends HTMLElement {
    * @param {string} id
    */
   async open(id) {
-    this.shown = id;
+    this.currentId = id;
     for (const { row, node } of this.rows.values()) {
       if (row.id === id) node.setAttribute("aria-current", "true");
       else node.removeAttribute("aria-current");
@@ -71,9 +72,9 @@ export class RequestTable extends HTMLElement {
     if (!id) return this.waterfall?.hide();
     try {
       const answer = await (await send(`/console/requests/${encodeURIComponent(id)}`)).json();
-      if (id === this.shown) this.waterfall?.show(id, answer.stages, answer.traced);
+      if (id === this.currentId) this.waterfall?.show(id, answer.stages, answer.traced);
     } catch (error) {
-      if (id === this.shown) this.waterfall?.report(id, /** @type {Error} */ (error).message);
+      if (id === this.currentId) this.waterfall?.report(id, /** @type {Error} */ (error).message);
     }
     return undefined;
   }

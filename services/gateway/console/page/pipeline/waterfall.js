@@ -32,7 +32,7 @@ export class Waterfall extends HTMLElement {
     });
     const heads = ["Stage", "Service", "Start", "Time"].map((name) => element("th", { scope: "col" }, name));
     this.frame(id, [
-      element("div", { class: "table", tabindex: "0", role: "region", "aria-label": `Waterfall of ${id}` }, element("table", {}, element("thead", {}, element("tr", {}, ...heads, element("td", {}))), element("tbody", {}, ...rows))),
+      element("div", { class: "table", tabindex: "0", role: "group", "aria-label": `Waterfall of ${id}` }, element("table", {}, element("thead", {}, element("tr", {}, ...heads, element("td", {}))), element("tbody", {}, ...rows))),
       element("p", { class: "meaning" }, traced ? "All spans of the request." : "Times of the request's last frame. With --trace-dir every span is shown."),
     ]);
     return undefined;
