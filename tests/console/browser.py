@@ -58,8 +58,8 @@ class Console:
     def until_answered(self) -> None:
         """Waits until the last answer has ended and can be repeated."""
         self.page.wait_for_function(
-            "() => [...[...document.querySelectorAll('pw-turn.assistant')].at(-1)?.querySelectorAll('footer button') ?? []]"
-            ".some((each) => /Regenerate|Try again/.test(each.textContent))"
+            "() => /Regenerate|Try again/.test("
+            "[...document.querySelectorAll('pw-turn.assistant')].at(-1)?.querySelector('footer').textContent)"
         )
 
     @property

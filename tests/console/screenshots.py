@@ -23,7 +23,7 @@ def write(view: Console, name: str, folder: Path) -> None:
     page.mouse.move(0, 0)
     page.screenshot(path=folder / f"playground-{name}.png")
     page.get_by_label("max_tokens", exact=True).evaluate(
-        "(input) => { input.value = '300'; input.dispatchEvent(new Event('input')) }"
+        "(input) => { input.value = '800'; input.dispatchEvent(new Event('input')) }"
     )
     view.ask("Tell me a long story.")
     page.get_by_role("link", name="Pipeline", exact=True).click()

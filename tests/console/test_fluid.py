@@ -49,3 +49,16 @@ def test_500_requests(view: Console, server: ScriptedServer) -> None:
     server.thread.run(add())
     view.page.wait_for_function("() => document.querySelectorAll('pw-requests tbody tr').length === 500")
     report(view, "500 requests")
+
+
+def test_the_first_paint_and_the_size_of_all_files(view: Console) -> None:
+    paint, transferred, names = view.page.evaluate(
+        """() => {
+            const files = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+                .filter(({ name }) => name === location.href || name.includes("/console/") && !name.includes(".json"));
+            const paint = performance.getEntriesByName("first-contentful-paint")[0].startTime;
+            return [paint, files.reduce((sum, file) => sum + file.encodedBodySize, 0), files.map((file) => file.name)];
+        }"""
+    )
+    print(f"\nfirst paint after {paint:.0f} ms; {len(names)} files of {transferred / 1000:.1f} kB as sent")
+    assert transferred < 100_000

@@ -271,6 +271,19 @@ def test_a_server_that_dies_is_shown_and_its_return_is_noticed(browser: Browser)
 
 
 @full
+def test_a_broken_event_stream_is_shown_and_opened_again(view: Console, server: ScriptedServer) -> None:
+    view.page.get_by_role("link", name="Pipeline", exact=True).click()
+    view.page.locator(".instance[data-state=ready]").first.wait_for()
+    problem = view.page.get_by_text("The event stream has ended")
+    view.page.route("**/console/events", lambda route: route.abort())
+    server.cut_connections()
+    problem.wait_for()
+    view.page.unroute_all()
+    problem.wait_for(state="detached")
+    view.page.locator(".instance[data-state=ready]").first.wait_for()
+
+
+@full
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=list(WIDTHS))
 def test_nothing_is_wider_than_the_screen(browser: Browser, server: ScriptedServer, width: int) -> None:
     server.model.text = (

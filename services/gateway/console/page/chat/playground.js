@@ -28,7 +28,7 @@ export class Playground extends HTMLElement {
   /** @type {string[]} */
   models = [];
   broker = "";
-  /** What runs, by the id of its conversation. @type {Map<string, AbortController>} */
+  /** Running requests, by the id of their conversation. @type {Map<string, AbortController>} */
   running = new Map();
   /** @type {Map<string, TurnView>} */
   views = new Map();

@@ -40,7 +40,7 @@ export class SettingsPanel extends HTMLElement {
     this.replaceChildren(...present([
       labelled("Model", this.choice("model", this.models.length ? this.models : [conversation.model])),
       labelled("Kind", this.choice("kind", ["chat", "completion"])),
-      chat && labelled("System prompt", this.text("system", "What the model is told ahead of the conversation")),
+      chat && labelled("System prompt", this.text("system", "Instructions ahead of the conversation")),
       this.probabilities(conversation),
       chat && this.folded("Tools", conversation.tools, labelled("Tools, as a JSON list in OpenAI's shape", this.text("tools", TOOLS))),
       chat && this.folded("JSON schema", conversation.schema, labelled("JSON schema that answers keep to", this.text("schema", SCHEMA))),

@@ -25,7 +25,7 @@ export class Curves extends HTMLElement {
     if (this.plots) return;
     this.plots = CURVES.map(([title, , names]) => {
       const lines = [0, 1].map((index) => drawing("path", { class: `line line-${index}`, fill: "none" }));
-      const svg = drawing("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title }, ...lines);
+      const svg = drawing("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title }, ...lines.toReversed());
       const value = element("p", { class: "figure" });
       const top = element("span", { class: "top" });
       const node = element(

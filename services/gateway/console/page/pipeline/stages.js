@@ -8,10 +8,10 @@ import { send } from "../parts/server.js";
 /** Services and what they do, in the order of a request. */
 const STAGES = /** @type {const} */ ({
   gateway: "HTTP to the pipeline",
-  tokenizer: "text to tokens, into the queue",
+  tokenizer: "text to tokens",
   scheduler: "slots, blocks, plans",
   executor: "runs the steps",
-  detokenizer: "tokens to text, to the client",
+  detokenizer: "tokens to text",
 });
 const FAULTS = ["kill", "freeze", "drain"];
 /** Seconds for which an instance without heartbeats is shown as silent. */

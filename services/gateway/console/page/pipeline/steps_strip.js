@@ -32,7 +32,7 @@ export class StepsStrip extends HTMLElement {
     ));
   }
 
-  /** @param {Step[]} steps New ones, oldest first. */
+  /** @param {Step[]} steps New steps, oldest first. */
   add(steps) {
     this.steps = [...this.steps, ...steps].slice(-BARS);
     const longest = Math.max(...this.steps.map((step) => step[5]), 1);
@@ -46,12 +46,12 @@ export class StepsStrip extends HTMLElement {
       place(bar.prompt, HEIGHT - height, height * share);
       place(bar.decode, HEIGHT - height * (1 - share), height * (1 - share));
       bar.lease.setAttribute("opacity", String(Math.min(1, 0.15 + leaseLeft / 8)));
-      write(bar.title, `step ${number}: ${rows} rows, ${promptTokens} prompt and ${decodeTokens} decode tokens, ${(microseconds / 1000).toFixed(2)} ms, lease left ${leaseLeft}`);
+      write(bar.title, `step ${number}: ${rows} rows, ${promptTokens} prompt and ${decodeTokens} decode tokens, ${(microseconds / 1000).toFixed(2)} ms, lease left ${leaseLeft} steps`);
     }
     const last = this.steps.at(-1);
     if (last && this.summary && this.svg) {
       const mean = this.steps.reduce((sum, step) => sum + step[5], 0) / this.steps.length / 1000;
-      write(this.summary, `${last[2]} ${last[2] === 1 ? "row" : "rows"}, ${(last[5] / 1000).toFixed(1)} ms, mean ${mean.toFixed(1)} ms, lease left ${last[6]}`);
+      write(this.summary, `${last[2]} ${last[2] === 1 ? "row" : "rows"}, ${(last[5] / 1000).toFixed(1)} ms, mean ${mean.toFixed(1)} ms, lease left ${last[6]} steps`);
       this.svg.setAttribute("aria-label", `Latest ${this.steps.length} steps: mean ${mean.toFixed(1)} ms, longest ${(longest / 1000).toFixed(1)} ms`);
     }
   }
