@@ -78,7 +78,8 @@ export function path(points, highest) {
       pen = "M";
     } else {
       const y = HEIGHT - 2 - (value / highest) * (HEIGHT - 4);
-      drawn += `${pen}${x.toFixed(1)} ${y.toFixed(1)}${pen === "M" ? "h0" : ""}`; // h0: a single value is a dot
+      const dot = pen === "M" ? "m-1.5 0h3m-1.5 0" : ""; // else a value between two gaps has no length
+      drawn += `${pen}${x.toFixed(1)} ${y.toFixed(1)}${dot}`;
       pen = "L";
     }
   }
