@@ -1,4 +1,7 @@
-"""Tokens per second with ten open event streams against none, in turns: `python -m tests.console.cost`."""
+"""Tokens per second with ten open event streams against none, in turns: `python -m tests.console.cost`.
+
+The CPU time of the services is printed beside it, which other work on the machine changes less than the rate.
+"""
 
 import http.client
 import json
@@ -10,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
-from tests.pagewire.serving import serving
+import psutil
+
+from tests.pagewire.serving import Served, serving
 
 PAGES = 10
 ROUNDS = 7
@@ -57,26 +62,41 @@ def tokens_per_second(address: str) -> float:
     return tokens / (time.perf_counter() - began)
 
 
+def cpu_seconds(served: Served) -> float:
+    """CPU time that all services have taken."""
+    times = [psutil.Process(pid).cpu_times() for pid in served.processes()]
+    return sum(each.user + each.system for each in times)
+
+
+def measure(served: Served) -> tuple[float, float]:
+    """Returns generated tokens per second, and CPU seconds of the services."""
+    before = cpu_seconds(served)
+    rate = tokens_per_second(urlsplit(served.http).netloc)
+    return rate, cpu_seconds(served) - before
+
+
 def main() -> None:
-    """Prints both rates, their ratio, and the bytes per second of one page."""
+    """Prints rates, CPU times, their ratios, and the bytes per second of one page."""
+    alone, watched, received = list[tuple[float, float]](), list[tuple[float, float]](), list[int]()
+    elapsed = 0.0
     with serving() as served:
         address = urlsplit(served.http).netloc
         tokens_per_second(address)
-        alone, watched, received = [], [], list[int]()
         for _ in range(ROUNDS):
-            alone.append(tokens_per_second(address))
+            alone.append(measure(served))
             with ExitStack() as pages:
                 began = time.perf_counter()
                 for _ in range(PAGES):
                     pages.enter_context(page(address, received))
-                watched.append(tokens_per_second(address))
-                elapsed = time.perf_counter() - began
-    ratios = [after / before for before, after in zip(alone, watched, strict=True)]
-    print(f"without a page {statistics.median(alone):.1f} tokens/s, with {PAGES} {statistics.median(watched):.1f}")
-    print(
-        f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; median {statistics.median(ratios):.3f}"
-    )
-    print(f"one page reads about {sum(received) / ROUNDS / PAGES / elapsed / 1000:.1f} kB/s")
+                watched.append(measure(served))
+                elapsed += time.perf_counter() - began
+    for index, unit in enumerate(("tokens/s", "CPU seconds")):
+        before, after = ([each[index] for each in figures] for figures in (alone, watched))
+        ratios = [new / old for old, new in zip(before, after, strict=True)]
+        print(f"{unit}: without a page {statistics.median(before):.2f}, with {PAGES} {statistics.median(after):.2f}")
+        rounds = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"  ratio of each round: {rounds}; median {statistics.median(ratios):.3f}")
+    print(f"one page reads about {sum(received) / PAGES / elapsed / 1000:.1f} kB/s")
 
 
 if __name__ == "__main__":
