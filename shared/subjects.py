@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from functools import lru_cache
 
 CLIENTS = "pagewire.v1"
 """Prefix of the subjects of clients without a key, or with the key of `--api-key`: the tenant with the empty name."""
@@ -89,6 +90,7 @@ _OWNED = "~"
 """Separates a tenant's name from what belongs to it. No name and no request id has it."""
 
 
+@lru_cache(256)  # asked for every request
 def model_token(name: str) -> str:
     """Returns the served name as a subject token: every character outside [A-Za-z0-9_-] becomes `_`.
 

@@ -51,6 +51,10 @@ KINDS = (
         "Nothing is lost: the next look finds what the last one has missed, later by the length of the pause.",
         {
             "pagewire/client/stream.py": ("ROOM_INTERVAL", "CHECK_INTERVAL", "RESEND_INTERVAL"),
+            "services/gateway/console/feed.py": ("INTERVAL",),
+            "services/gateway/console/history.py": ("SAMPLE_INTERVAL",),
+            "services/tokenizer/adapters.py": ("READ_EVERY", "RETRY_EVERY"),
+            "shared/adapters/adapter_store.py": ("PAUSE",),
             "pagewire/embedded/broker_care.py": ("ROOM_CHECK_INTERVAL", "RETRY_DELAY"),
             "pagewire/embedded/drainer.py": ("INTERVAL",),
             "pagewire/embedded/idle_models.py": ("INTERVAL",),
@@ -171,6 +175,16 @@ KINDS = (
             "services/detokenizer/state/registry.py": ("KEEP_ENDED",),
             "shared/bus/nats_store.py": ("CONSUMER_INACTIVE_AFTER",),
             "shared/bus/protocol.py": ("DONE_AGE",),
+        },
+    ),
+    Kind(
+        "Adapters",
+        "A request whose adapter does not come in time, or was removed for longer than its content is kept, ends with "
+        "an error that names it. The next request asks for the adapter again.",
+        {
+            "services/executor/adapters/peft_config.py": ("PATTERN_SECONDS",),
+            "services/executor/service.py": ("FETCH_TIMEOUT",),
+            "shared/adapters/adapter_store.py": ("TIMEOUT", "KEPT_SECONDS"),
         },
     ),
     Kind(

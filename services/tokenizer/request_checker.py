@@ -11,7 +11,7 @@ from pagewire.services.tokenizer.validation.request_checks import Prompts, valid
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
-from pagewire.shared.errors import DeadlineExceeded
+from pagewire.shared.errors import DeadlineExceeded, ModelNotFound
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
 from pagewire.shared.messages.open import Encoding
 
@@ -60,6 +60,7 @@ def check_request(message: Message, drawn_id: str, arrived: float, model: Model,
 
     Raises:
         InvalidRequest: the message is unreadable or a field is invalid; the error names it.
+        ModelNotFound: its adapter was removed after the request had come.
     """
     headers, encoding = message.headers, encoding_of(message.headers)
     request = decode_request(message.data, GenerateRequest, encoding)
@@ -68,6 +69,10 @@ def check_request(message: Message, drawn_id: str, arrived: float, model: Model,
     request.sampling = with_forced_call(request)
     prompts = validate(request, model.vocab_size, max_logprobs)
     tenant, batch_inbox = subjects.tenant_of(message.subject), headers.get(BATCH_INBOX, "")
+    name = subjects.model_of(message.subject)
+    adapter = model.adapters.find(name)
+    if adapter is None and name not in model.tokens:  # never the text of the base model instead
+        raise ModelNotFound(f"no adapter {name} is served any more: list the models")
     return CheckedRequest(
         request,
         prompts,
@@ -78,5 +83,5 @@ def check_request(message: Message, drawn_id: str, arrived: float, model: Model,
         fresh=not request.request_id or FRESH in headers,
         batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
         expires=arrived + request.timeout_ms / 1000,
-        adapter=model.adapters.find(subjects.model_of(message.subject)),
+        adapter=adapter,
     )

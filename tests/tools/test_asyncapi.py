@@ -15,7 +15,7 @@ from pagewire.shared.settings.config import Settings
 from tests.support.pipeline import running
 from tools.asyncapi import CHANNELS, Channel, Kind, covers, document, users
 
-READ_THROUGH_THE_STORE = {"work", "done", "term", "checkWork", "checkDone"}
+READ_THROUGH_THE_STORE = {"work", "done", "term", "checkWork", "checkDone", "adapterContent", "adapterRetired"}
 PARTS = {"AddSlot", "Fork", "DoneChoice", "Sampling"}
 """Messages that are parts of others."""
 

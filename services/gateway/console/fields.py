@@ -30,7 +30,7 @@ OWN = frozenset(
     }
 )
 """Fields that the page sets by itself, or cannot show the effect of."""
-FIRST = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop")
+FIRST = ("temperature", "top_p", "max_tokens", "seed", "stop")
 """Fields that people change most."""
 
 

@@ -8,14 +8,11 @@ from pagewire.shared.models.gguf.ends import eos_ids
 from pagewire.shared.models.gguf.keys import EMBEDDING, OUTPUT, Keys
 from pagewire.shared.models.gguf.reader import GgufModel
 from pagewire.shared.models.gguf.rope import rope_parameters
+from pagewire.shared.sampling_parameters import PARAMETERS
 
-_SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
+_SAMPLING_KEYS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+"""Keys of `general.sampling` that are not the parameter's name."""
+_SAMPLING = {_SAMPLING_KEYS.get(each.name, each.name): each.name for each in PARAMETERS}
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _HARMLESS = frozenset(
     (

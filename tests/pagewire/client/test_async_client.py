@@ -50,6 +50,7 @@ def test_the_package_exports_what_users_need_and_nothing_else() -> None:
         "AsyncLLM",
         "Client",
         "LLM",
+        "LoRARequest",
         "SamplingParams",
         "StructuredOutputsParams",
         "errors",

@@ -178,7 +178,7 @@ def test_anthropics_client_works_unchanged() -> None:
         anthropic.Anthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="secret", max_retries=0) as client,
     ):
         hello: list[anthropic.types.MessageParam] = [{"role": "user", "content": "Hello!"}]
-        ask: Any = partial(client.messages.create, model=MODEL, max_tokens=5, messages=hello)
+        ask: Any = partial(client.messages.create, model=MODEL, max_tokens=2, messages=hello)
         whole = ask(
             system="Be brief.", stop_sequences=["x"], extra_body={"temperature": 0.5}, metadata={"user_id": "me"}
         )
