@@ -63,9 +63,9 @@ def answers(**settings: str) -> list[str]:
     return [result.outputs[0].text for result in results]
 
 
-def test_the_default_model_ends_at_both_of_its_end_tokens() -> None:
+def test_the_default_model_ends_where_llama_cpp_ends() -> None:
     path = default_model()
-    assert eos_ids(path) == {0, 2}
+    assert eos_ids(path) == {0, 2, 4}, "<|endoftext|>, <|im_end|>, <reponame>"
     assert read_config(path)["max_position_embeddings"] == 8192
 
 
