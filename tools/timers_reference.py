@@ -40,7 +40,7 @@ class Kind:
 
     title: str
     answer: str
-    """What happens where the queue, the prompt, the load or the pause is ten times longer."""
+    """Consequence where the queue, the prompt, the load or the pause is ten times longer."""
     timers: Mapping[str, tuple[str, ...]]
     """Names of the timers, by file."""
 

@@ -1,4 +1,4 @@
-"""What an operator with all rights may do to the store: fill it, and delete, purge, edit or pause what is in it."""
+"""Harms the store as an operator with all rights may: fills it, and deletes, purges, edits or pauses its streams."""
 
 import asyncio
 from typing import Any

@@ -22,4 +22,4 @@ class Fault(Wire, frozen=True):
     instance: str
     """Instance id of the process."""
     kind: FaultKind
-    """What happens to it."""
+    """Kind of the fault."""

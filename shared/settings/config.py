@@ -149,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How tokens are drafted, which a step then verifies: suffix and ngram repeat what followed the same tokens earlier
     in the text, none drafts nothing, auto is as `speculative-config` says; the others are not supported yet."""
     speculative_config: str = ""
-    """The same and its limits in JSON, with vLLM's keys, such as {"method": "ngram", "num_speculative_tokens": 4}."""
+    """Method and limits of drafts, in JSON with vLLM's keys, as {"method": "ngram", "num_speculative_tokens": 4}."""
     lease_window: Positive = 8
     """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -319,22 +319,22 @@ def load_models(
         ConfigurationError: as in `load`; or a table is of no named model, or there are more or fewer names than models.
     """
     shared, tables = config_file.read(config)
-    given = {**settings_in(environ, FIELDS), **flags}
-    models = models or ([given["model"]] if given.get("model") else list(tables)) or [shared.get("model", "")]
+    explicit = {**settings_in(environ, FIELDS), **flags}
+    models = models or ([explicit["model"]] if explicit.get("model") else list(tables)) or [shared.get("model", "")]
     for model, table in tables.items():
         if model not in models:
             raise ConfigurationError(f"the table of {model} is of no served model{did_you_mean(model, models)}")
         for name in sorted(table.keys() & (STACK_WIDE | {"model"})):
             raise ConfigurationError(f"{name} is the same for all models: move it out of the table of {model}")
     own: list[dict[str, Any]] = [{"model": model} for model in models]
-    if len(models) > 1 and "served-model-name" in (common := {**shared, **given}):
+    if len(models) > 1 and "served-model-name" in (common := {**shared, **explicit}):
         served = names(common["served-model-name"].replace(" ", ","))
         if len(served) != len(models):
             raise ConfigurationError(
                 f"served-model-name has {len(served)} names for {len(models)} models: give one for each, in their order"
             )
         own = [{**each, "served-model-name": name} for each, name in zip(own, served, strict=True)]
-    return [_settings({**shared, **tables.get(each["model"], {}), **given, **each}) for each in own]
+    return [_settings({**shared, **tables.get(each["model"], {}), **explicit, **each}) for each in own]
 
 
 def _settings(values: dict[str, Any]) -> Settings:

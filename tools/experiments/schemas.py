@@ -117,8 +117,7 @@ async def measure(lines: Sequence[dict[str, Any]], values: int) -> list[Outcome]
     checker.close()
     for index, (outcome, line, grammar) in enumerate(compiled):
         judge = validator(line["schema"])
-        shown = sys.stderr.isatty() and index % 50 == 0
-        if shown:
+        if sys.stderr.isatty() and index % 50 == 0:
             print(f"{index} of {len(compiled)}", file=sys.stderr)
         matcher = compiler.compile(grammar)
         for seed in range(index, values, len(compiled)):

@@ -72,7 +72,7 @@ class Figures:
     alone: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds to the start of a stack with one model, and megabytes of its processes, by model."""
     together: tuple[float, float] = (0.0, 0.0)
-    """The same of the stack with all models."""
+    """Seconds until ready and megabytes of the stack with all models."""
     right: dict[str, int] = field(default_factory=dict)
     """Right answers by kind of client."""
     wrong: list[str] = field(default_factory=list)

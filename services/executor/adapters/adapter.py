@@ -11,6 +11,6 @@ class Adapter:
     """The updates of a model's matrices (LoRA, Hu et al., 2021)."""
 
     updates: Mapping[str, Sequence[LowRank]]
-    """Those of each product, by the path of its module in the model."""
+    """Updates of each product, by the path of its module in the model."""
     rank: int
     """The highest rank of all."""

@@ -147,9 +147,9 @@ def _layer_of(module: str, patterns: list[str] | str | None) -> int | None:
     """Returns the index of the layer in a module's name, behind one of `patterns` if there are any."""
     names = [patterns] if isinstance(patterns, str) else patterns or [r"[^.]*"]
     for name in names:
-        found = _searched(rf".*\.{name}\.(\d+)\.", module)
-        if found is not None:
-            return found
+        layer = _searched(rf".*\.{name}\.(\d+)\.", module)
+        if layer is not None:
+            return layer
     return None
 
 

@@ -35,13 +35,13 @@ class Targets:
     architectures: tuple[str, ...]
     """Class names of `transformers` that config.json gives the model."""
     products: Mapping[str, Target]
-    """Those that adapters can change."""
+    """Matrices that adapters can change."""
     layers: int
     """Number of layers."""
     head_size: int
     """Numbers of a query or a key in the first layer."""
     others: frozenset[str]
-    """Those with weights that they cannot: embeddings, the output layer, norms, experts and their routers."""
+    """Modules that they cannot change: embeddings, the output layer, norms, experts and their routers."""
 
 
 def targets_of(model: CausalLM, architectures: tuple[str, ...] = ()) -> Targets:

@@ -162,7 +162,7 @@ class LoadedAdapter(Protocol):
 
     @property
     def packed(self) -> Any:
-        """What `AdapterSlots.pack` has returned; only when its sequence is in a step."""
+        """Result of `AdapterSlots.pack`; only when its sequence is in a step."""
 
 
 class AdapterSlots(Protocol):

@@ -30,7 +30,7 @@ class DraftRow(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    """What a slot's sequence demands of drafts."""
+    """Demands of a slot's sequence on drafts."""
 
     stop_ids: frozenset[int]
     grammar: SequenceGrammar | None

@@ -1,4 +1,4 @@
-"""What families of GGUF files name otherwise in config.json than most, or have besides.
+"""Fields of config.json that families of GGUF files name otherwise than most, or have besides.
 
 Each function returns such fields. Defaults are llama.cpp's, which has some numbers in its code alone.
 """

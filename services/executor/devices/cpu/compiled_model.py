@@ -218,7 +218,7 @@ class Mixture(nn.Module):
 
 
 class Updates:
-    """What adapters add to the products of a step."""
+    """Updates that adapters add to the products of a step."""
 
     def __init__(self, kernel: UpdateKernel) -> None:
         self.kernel = kernel

@@ -91,9 +91,9 @@ class _Finder:
     def find(self, name: str) -> Recipe | None:
         """Returns the recipe of a tensor of the checkpoint; None if the file does not have it."""
         whole, index = _without_index(name)
-        made = self._joined(name) or self._constant(name)
-        if made is not None:
-            return made
+        recipe = self._joined(name) or self._constant(name)
+        if recipe is not None:
+            return recipe
         stored = self._stored(whole)
         return None if stored is None else self._recipe(stored, index)
 
