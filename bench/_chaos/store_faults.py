@@ -16,7 +16,9 @@ PIECE = 1 << 20
 FAR = "2100-01-01T00:00:00Z"
 """Time until which consumers are paused: nobody but the stack continues them."""
 TIMEOUT = 30.0
-"""Seconds within which JetStream must answer."""
+"""Seconds within which JetStream must answer, and the stack must have restored the stream."""
+LOOK_INTERVAL = 0.1
+"""Seconds between two looks at the stream."""
 
 
 async def disturb_store(bus: Bus, action: str, seconds: float) -> None:
@@ -25,12 +27,15 @@ async def disturb_store(bus: Bus, action: str, seconds: float) -> None:
         case _ if action == FULL:
             await _fill(bus, seconds)
         case _ if action == DELETE:
+            config = await _config(bus)
             await _call(bus, f"STREAM.DELETE.{WORK_STREAM}")
+            await _until_restored(bus, config)
         case _ if action == PURGE:
             await _call(bus, f"STREAM.PURGE.{WORK_STREAM}")
         case _ if action == EDIT:
-            config = (await _call(bus, f"STREAM.INFO.{WORK_STREAM}"))["config"]
+            config = await _config(bus)
             await _call(bus, f"STREAM.UPDATE.{WORK_STREAM}", {**config, "max_msgs": 1})
+            await _until_restored(bus, config)
         case _ if action == PAUSE:
             names = await _call(bus, f"CONSUMER.NAMES.{WORK_STREAM}")
             for name in names["consumers"] or ():
@@ -49,6 +54,19 @@ async def _fill(bus: Bus, seconds: float) -> None:
             size //= 4
     await asyncio.sleep(seconds)
     await _call(bus, f"STREAM.DELETE.{OTHER}")
+
+
+async def _config(bus: Bus) -> dict[str, Any]:
+    """Returns the settings of the work stream; empty while there is none."""
+    config: dict[str, Any] = (await _call(bus, f"STREAM.INFO.{WORK_STREAM}")).get("config", {})
+    return config
+
+
+async def _until_restored(bus: Bus, config: dict[str, Any]) -> None:
+    """Waits until the work stream has the limits of `config` again, which the stack gives it."""
+    async with asyncio.timeout(TIMEOUT):
+        while (await _config(bus)).get("max_msgs") != config["max_msgs"]:  # noqa: ASYNC110 - the broker does not tell
+            await asyncio.sleep(LOOK_INTERVAL)
 
 
 async def _call(bus: Bus, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
