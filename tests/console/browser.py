@@ -98,3 +98,15 @@ def console(
         yield view
     finally:
         context.close()
+
+
+@contextmanager
+def opened(browser: Browser, origin: str, ready: str) -> Iterator[Console]:
+    """Opens a console and waits until an expression is true. Whatever the page does wrong meanwhile fails the test."""
+    with console(browser, origin) as view:
+        view.open()
+        view.page.wait_for_function(f"() => {ready}")
+        yield view
+        assert not view.errors
+        assert not view.violations
+        assert not view.foreign_requests()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.browser import Console, chromium, console
+from tests.console.browser import Console, chromium, opened
 from tests.console.scripted_server import Model, ScriptedServer, scripted_server
 
 
@@ -37,10 +37,5 @@ def model(server: ScriptedServer) -> Model:
 @pytest.fixture
 def view(browser: Browser, server: ScriptedServer) -> Iterator[Console]:
     """The console of the server, opened. What it does wrong fails the test."""
-    with console(browser, server.url) as page:
-        page.open()
-        page.page.wait_for_function("() => document.querySelector('pw-settings select')?.value === 'tiny'")
+    with opened(browser, server.url, "document.querySelector('pw-settings select')?.value === 'tiny'") as page:
         yield page
-        assert not page.errors
-        assert not page.violations
-        assert not page.foreign_requests()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.console.browser import Console, console
+from tests.console.browser import Console, opened
 from tests.pagewire.serving import Served, serving
 
 pytestmark = pytest.mark.full
@@ -19,13 +19,8 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def view(browser: Browser, served: Served) -> Iterator[Console]:
-    with console(browser, served.http) as page:
-        page.open()
-        page.page.wait_for_function("() => document.querySelector('pw-settings select')?.value")
+    with opened(browser, served.http, "document.querySelector('pw-settings select')?.value") as page:
         yield page
-        assert not page.errors
-        assert not page.violations
-        assert not page.foreign_requests()
 
 
 def pick(view: Console, service: str, fault: str) -> None:

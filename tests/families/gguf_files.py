@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from tests.families.tiny import tiny_config, tiny_model
-from tests.support.checkpoints import tokenizer
+from tests.support.checkpoints import LLAMA3, YARN, tokenizer
 from tests.support.gguf_files import add_byte_level, finish, pack
 
 Array = npt.NDArray[np.float32]
@@ -32,17 +32,6 @@ class Tiny(NamedTuple):
     """Changes of its tiny configuration."""
     metadata: Callable[[PretrainedConfig], Settings] = lambda _config: {}
     """Further keys of the file, without the name of the architecture."""
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def _granite(config: PretrainedConfig) -> Settings:

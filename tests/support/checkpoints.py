@@ -68,7 +68,7 @@ _OPT: dict[str, Any] = _SHAPE | {"ffn_dim": 96, "init_std": 0.25}
 _NEOX: dict[str, Any] = _SHAPE | {"intermediate_size": 96, "initializer_range": 0.25}
 _GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": 0.25}
 _EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
-_LLAMA3 = {
+LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
     "factor": 8.0,
@@ -76,7 +76,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda **common: LlamaConfig(**_GATED, **common),
@@ -85,10 +85,10 @@ CONFIGS: dict[str, Any] = {
     "llama-linear": lambda **common: LlamaConfig(
         **_GATED, **common, rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
     ),
-    "llama-llama3": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=_LLAMA3),
-    "llama-yarn": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=_YARN),
+    "llama-llama3": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=LLAMA3),
+    "llama-yarn": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=YARN),
     "llama-yarn-mscale": lambda **common: LlamaConfig(
-        **_GATED, **common, rope_parameters=_YARN | {"truncate": False, "mscale": 1.5, "mscale_all_dim": 0.5}
+        **_GATED, **common, rope_parameters=YARN | {"truncate": False, "mscale": 1.5, "mscale_all_dim": 0.5}
     ),
     "llama-sharded": lambda **common: LlamaConfig(**_GATED, **common),
     "mistral": lambda **common: MistralConfig(**_GATED, **common, sliding_window=WINDOW),
@@ -97,7 +97,7 @@ CONFIGS: dict[str, Any] = {
         **_GATED, **common, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
     "qwen2-yarn": lambda **common: Qwen2Config(
-        **_GATED | {"max_position_embeddings": 64}, **common, rope_parameters=_YARN
+        **_GATED | {"max_position_embeddings": 64}, **common, rope_parameters=YARN
     ),
     "qwen3": lambda **common: Qwen3Config(**_GATED, **common, head_dim=32, tie_word_embeddings=True),
     "gemma": lambda **common: GemmaConfig(**_GATED, **common, head_dim=16),
