@@ -32,7 +32,7 @@ RECOVERY = 60.0
 SKEW_SECONDS = 600.0
 """Seconds by which the services' clocks differ from the broker's, in either direction."""
 POLL = 0.02
-"""Seconds between two looks at processes."""
+"""Seconds between two checks of processes."""
 
 
 @dataclass(frozen=True, slots=True)

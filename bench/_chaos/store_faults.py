@@ -18,7 +18,7 @@ FAR = "2100-01-01T00:00:00Z"
 TIMEOUT = 30.0
 """Seconds within which JetStream must answer, and the stack must have restored the stream."""
 LOOK_INTERVAL = 0.1
-"""Seconds between two looks at the stream."""
+"""Seconds between two checks of the stream."""
 
 
 async def disturb_store(bus: Bus, action: str, seconds: float) -> None:

@@ -19,7 +19,7 @@ from pagewire.shared.messages.heartbeat import RESERVED, UNLOADED, Heartbeat
 from pagewire.shared.process.peers import Peers
 
 INTERVAL = 0.5
-"""Seconds between two looks at a model's heartbeats, which services send as often."""
+"""Seconds between two checks of a model's heartbeats, which services send as often."""
 
 _log = structlog.get_logger()
 

@@ -33,7 +33,7 @@ from pagewire.shared.rendezvous import rank
 OBJECTION_TIME = 0.25
 """Seconds that others have to object before the streams of queued requests are opened here."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks through the queues."""
+"""Seconds between two checks of the queues."""
 LOOK_FOR = 8.0
 """Seconds for which the queues are looked through after a detokenizer has come or gone: a tokenizer may still store a
 request whose stream was open there."""

@@ -19,7 +19,7 @@ from pagewire.shared.process.context import Context
 ATTACH_TIMEOUT = 1.0
 """Seconds that a detokenizer has to answer."""
 LOOK_EVERY = 0.25
-"""Seconds between two looks whether detokenizers are gone, if no heartbeat says so before."""
+"""Seconds between two checks whether detokenizers are gone, if no heartbeat says so before."""
 
 _log = structlog.get_logger()
 _attached = Decoder(Attached)

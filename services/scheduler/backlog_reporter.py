@@ -17,7 +17,7 @@ from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.process.peers import SILENCE
 
 SAMPLE_EVERY = 0.1
-"""Seconds between two looks at the running sequences."""
+"""Seconds between two checks of the running sequences."""
 REPORT_EVERY = 0.5
 """Seconds between two reports."""
 

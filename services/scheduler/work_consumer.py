@@ -15,7 +15,7 @@ from pagewire.shared.process.peers import SILENCE, Peers
 PULL_EXPIRES = 2.0
 """Seconds that a pull waits at the queue. A frozen consumer takes new items out of the queue for no longer."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the queues: for those that no other replica consumes, and those that stand still."""
+"""Seconds between two checks of the queues: for those that no other replica consumes, and those that stand still."""
 RETRY_AFTER = 0.5
 """Seconds until a queue that could not be reached is pulled again."""
 
@@ -131,7 +131,7 @@ class WorkConsumer:
             _log.warning("queues_unknown", reason=str(error))
 
     async def _mend_standing(self, lengths: Mapping[str, int]) -> None:
-        """Mends the queues that hold items in two looks in a row though a pull waits there and nobody has them."""
+        """Mends the queues that hold items in two checks in a row though a pull waits there and nobody has them."""
         before, self._suspects = self._suspects, set()
         for queue in self._empty.intersection(lengths):
             if lengths[queue] > self.held(queue) and await self.store.undelivered(queue) > 0:

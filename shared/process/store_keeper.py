@@ -8,13 +8,13 @@ from pagewire.shared.bus import Store
 from pagewire.shared.errors import BusError, StorageRefused
 
 INTERVAL = 2.5
-"""Seconds between two looks."""
+"""Seconds between two checks of the store."""
 
 _log = structlog.get_logger()
 
 
 class StoreKeeper:
-    """Looks after the store.
+    """Checks the store at intervals, and restores what it keeps on the broker.
 
     Attributes:
         problem: why the store cannot be restored; empty: it is as it must be, as far as is known.
@@ -25,7 +25,7 @@ class StoreKeeper:
         self._store = store
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Checks the store until cancelled."""
         before = ""
         while True:
             await asyncio.sleep(INTERVAL)

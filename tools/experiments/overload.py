@@ -36,7 +36,7 @@ PROMPT = 64
 OUTPUTS = (200, 720)
 """Shortest and longest answer in tokens; all between are equally likely."""
 SAMPLES = 10
-"""Intervals between two looks at the memory."""
+"""Intervals between two checks of the memory."""
 TIMEOUT = 60.0
 """Seconds until a request's deadline."""
 

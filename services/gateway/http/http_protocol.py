@@ -21,7 +21,7 @@ from pagewire.services.gateway.http.unchunked import UnchunkedCycle
 LAST_IDLE_TIME = 5.0
 """Seconds that a connection may be idle while the server leaves: its client may be about to send the next request."""
 CHECK_INTERVAL = 0.5
-"""Seconds between two looks at the deadlines of all connections."""
+"""Seconds between two checks of the deadlines of all connections."""
 
 
 @dataclass(frozen=True, slots=True)
