@@ -8,13 +8,17 @@ the last one, per token behind the first. E2EL: to the end of the answer. Reques
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import statistics
 import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import chain
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -30,6 +34,20 @@ WORDS = "the of and to in is it that was for on are with as be at one have this 
 """Prompts are drawn from these: most tokenizers have a token for each."""
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 GOALS = ("ttft", "tpot", "e2el")
+READY_WITHIN = 120.0
+"""Seconds within which all client processes must have started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that is loaded, and the fields that all requests share."""
+
+    url: str
+    backend: str
+    """Key of `PATHS`."""
+    model: str
+    api_key: str = ""
+    ignore_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--request-rate", type=float, default=float("inf"), help="arrivals per second; inf: at once")
     parser.add_argument("--burstiness", type=float, default=1.0, help="shape of the gamma distribution of the gaps")
     parser.add_argument("--max-concurrency", type=int, help="requests that may run at once")
+    parser.add_argument("--processes", type=int, default=1, help="client processes, where one would be the bottleneck")
     parser.add_argument("--goodput", nargs="+", type=goal, default=[], metavar="NAME:MS", help=f"limits of {GOALS}")
     parser.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -92,7 +111,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     prompts = list(_prompts(options))
     model = options.model or first_model(options.url, options.api_key)
-    records = asyncio.run(_run(options, prompts, model))
+    target = Target(options.url.rstrip("/"), options.backend, model, options.api_key, options.ignore_eos)
+    records = send(target, prompts, options.max_concurrency or max(len(prompts), 1), options.processes)
     figures = summarize(records, dict(options.goodput))
     print("\n".join(table(figures)))
     for reason in sorted({record.error for record in records if record.error})[:5]:
@@ -193,39 +213,68 @@ def _prompts(options: argparse.Namespace) -> Iterator[Prompt]:
         raise ConfigurationError(f"{options.dataset_path} has no prompts, one a line: {error!r}") from error
 
 
-async def _run(options: argparse.Namespace, prompts: Sequence[Prompt], model: str) -> list[Record]:
-    room = asyncio.Semaphore(options.max_concurrency or len(prompts) or 1)
+def send(target: Target, prompts: Sequence[Prompt], clients: int, processes: int = 1) -> list[Record]:
+    """Sends each prompt at its time, at most `clients` at once, from as many processes; returns what came of them.
+
+    Each process has an equal share of the prompts and of the clients, and all begin at the same moment.
+
+    Raises:
+        ConfigurationError: there are fewer clients than processes.
+    """
+    if not 1 <= processes <= clients:
+        raise ConfigurationError(f"{clients} clients cannot be divided among {processes} processes: set fewer")
+    if processes == 1:
+        return asyncio.run(_send(target, prompts, clients))
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawning, _await_others, (spawning.Barrier(processes),)) as pool:
+        shares = [prompts[number::processes] for number in range(processes)]
+        rooms = [len(range(number, clients, processes)) for number in range(processes)]
+        parts = [pool.submit(_send_share, target, share, room) for share, room in zip(shares, rooms, strict=True)]
+        return list(chain.from_iterable(part.result() for part in parts))
+
+
+def _await_others(barrier: Barrier) -> None:
+    """Begins a client process, when all have started."""
+    barrier.wait(READY_WITHIN)
+
+
+def _send_share(target: Target, prompts: Sequence[Prompt], clients: int) -> list[Record]:
+    return asyncio.run(_send(target, prompts, clients))
+
+
+async def _send(target: Target, prompts: Sequence[Prompt], clients: int) -> list[Record]:
+    room = asyncio.Semaphore(clients)
     start = time.perf_counter()
     with tqdm(total=len(prompts), unit="request", disable=not sys.stderr.isatty()) as bar:
 
         async def ask(prompt: Prompt) -> Record:
             await asyncio.sleep(prompt.at - (time.perf_counter() - start))
             async with room:
-                record = await _ask(options, prompt, model, start)
+                record = await _ask(target, prompt, start)
             bar.update()
             return record
 
         return await asyncio.gather(*map(ask, prompts))
 
 
-async def _ask(options: argparse.Namespace, prompt: Prompt, model: str, start: float) -> Record:
+async def _ask(target: Target, prompt: Prompt, start: float) -> Record:
     body: dict[str, Any] = {
-        "model": model,
+        "model": target.model,
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": prompt.max_tokens,
         "temperature": 0.0,
     }
-    if options.ignore_eos:
+    if target.ignore_eos:
         body["ignore_eos"] = True
-    if options.backend == "openai":
+    if target.backend == "openai":
         body["prompt"] = prompt.text
     else:
         body["messages"] = [{"role": "user", "content": prompt.text}]
     sent = time.perf_counter()
     record = Record(sent - start)
     try:
-        async for event in post(options.url.rstrip("/") + PATHS[options.backend], body, options.api_key):
+        async for event in post(target.url + PATHS[target.backend], body, target.api_key):
             record.ended = time.perf_counter() - sent
             if "error" in event:
                 record.error = str(event["error"])

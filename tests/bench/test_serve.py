@@ -68,5 +68,8 @@ def test_a_run_counts_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "3 answered, 0 failed" in capsys.readouterr().out
     figures = json.loads(output.read_text())["figures"]
     assert figures["goodput"] == figures["requests_per_second"] > 0
+    fixed += ["--processes", "2"]
+    assert asyncio.run(run()) == 0, "two processes share the prompts"
+    assert "3 answered, 0 failed" in capsys.readouterr().out
     assert serve.main(["--url", "http://127.0.0.1:1", *fixed]) == 1
     assert "failed: " in capsys.readouterr().err

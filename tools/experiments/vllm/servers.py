@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -54,13 +54,13 @@ def turns(vllm: Path | None, model: Path, rounds: int, log: Path) -> Iterator[tu
 
 
 @contextmanager
-def server(command: list[str], port: int, log: Path) -> Iterator[float]:
-    """Starts a server in a process group of its own; yields the seconds until /health answered 200."""
+def server(command: list[str], port: int, log: Path, environment: Mapping[str, str] | None = None) -> Iterator[float]:
+    """Starts a server in a process group of its own, with variables beside those of this process; yields the seconds
+    until /health answered 200."""
     began = time.monotonic()
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | QUIET, start_new_session=True
-        )
+        variables = {**os.environ, **QUIET, **(environment or {})}
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
     try:
         while not _healthy(port):
             if process.poll() is not None or time.monotonic() - began > READY_WITHIN:
