@@ -228,8 +228,8 @@ def send(target: Target, prompts: Sequence[Prompt], clients: int, processes: int
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawning, _await_others, (spawning.Barrier(processes),)) as pool:
         shares = [prompts[number::processes] for number in range(processes)]
-        rooms = [len(range(number, clients, processes)) for number in range(processes)]
-        parts = [pool.submit(_send_share, target, share, room) for share, room in zip(shares, rooms, strict=True)]
+        limits = [len(range(number, clients, processes)) for number in range(processes)]
+        parts = [pool.submit(_send_share, target, share, limit) for share, limit in zip(shares, limits, strict=True)]
         return list(chain.from_iterable(part.result() for part in parts))
 
 
