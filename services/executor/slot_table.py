@@ -10,7 +10,8 @@ from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, S
 from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.packed_columns import column, entries, pairs
 from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
-from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
+from pagewire.services.executor.speculation.drafter import DraftRow
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import RECORD

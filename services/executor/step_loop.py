@@ -303,7 +303,7 @@ class StepLoop:
             self._adapters.slots.assign(slot, sampling.adapter)
         self._held[slot] = sampling
         if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
-            self._speculator.begin(slot, sampling.stop_ids, None if edits is None else edits.grammar)
+            self._speculator.begin(slot, sampling.record, sampling.stop_ids, edits.grammar if edits else None)
 
     def _answer(
         self,

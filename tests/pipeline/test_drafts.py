@@ -1,12 +1,13 @@
 """Drafted tokens never change what clients get: texts, tokens and log-probabilities, whatever a request asks for."""
 
 import asyncio
+import json
 from typing import Any, NamedTuple
 
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
-from pagewire.services.executor.speculation.drafters import SuffixDrafter
+from pagewire.services.executor.speculation.text_drafters import SuffixDrafter
 from pagewire.shared.messages.client import Result
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -86,9 +87,21 @@ def choice_of(choice: Any) -> tuple[Any, ...]:
 TIGHT: dict[str, Any] = {"num_kv_blocks": 16, "max_num_batched_tokens": 48}
 
 
+def beside(name: str) -> dict[str, Any]:
+    """Settings of a draft model."""
+    return {"speculative_config": json.dumps({"method": "draft_model", "model": str(checkpoint(name))})}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("right", {}), ("wrong", {"lease_window": 1}), ("random", TIGHT), ("suffix", {"prefix_cache": False})],
+    [
+        ("right", {}),
+        ("wrong", {"lease_window": 1}),
+        ("random", TIGHT),
+        ("suffix", {"prefix_cache": False}),
+        ("right model", TIGHT | beside("llama")),
+        ("other model", beside("gemma3")),  # whose layers have windows
+    ],
 )
 async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str, settings: dict[str, Any]) -> None:
     texts = texts_of(plain)
@@ -97,7 +110,7 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         "wrong": wrong(texts),
         "random": guessing(texts),
         "suffix": SuffixDrafter(24, 2.0, 0.1),
-    }[kind]
+    }.get(kind)
     with drafting(drafter) as opened:
         served = await serve(**settings)
     check(served, plain)
@@ -107,6 +120,8 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         assert speculator.accepted < 0.01 * speculator.drafted, "a token of another text may be right by chance"
     if kind == "right":
         assert served.load["rows"] < 0.6 * plain.load["rows"]
+    if kind == "right model":
+        assert speculator.accepted > 0.5 * speculator.drafted, "penalties and grammars make it wrong"
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])

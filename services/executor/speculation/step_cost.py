@@ -57,6 +57,11 @@ class StepCost:
         self._observed = 0
         self._table: Float64 | None = None
 
+    @property
+    def observed(self) -> bool:
+        """Whether any step has run."""
+        return self._observed > 0
+
     def observe(self, positions: int, seconds: float) -> None:
         """Learns from a step of so many positions."""
         at = self._index[min(positions, MOST)]

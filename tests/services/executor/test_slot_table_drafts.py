@@ -9,6 +9,7 @@ from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import CAPACITY, add, plan, sampling
 from tests.support.drafters import Scripted
 
@@ -21,7 +22,7 @@ def drafting(*added: AddSlot, draft: list[int]) -> SlotTable:
     table = SlotTable(CAPACITY, speculator)
     table.apply(plan(1, *added))
     for each in added:
-        speculator.begin(each.slot, unpack(each.sampling.stop_ids), None)
+        speculator.begin(each.slot, record(), unpack(each.sampling.stop_ids), None)
     return table
 
 

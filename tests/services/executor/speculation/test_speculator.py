@@ -2,19 +2,20 @@
 
 import numpy as np
 
-from pagewire.services.executor.speculation.drafters import Draft
-from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
+from pagewire.services.executor.speculation.drafter import Draft, DraftRow, TextDrafter
+from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.shared.sampling_parameters import record
 
 DRAFT = Draft([7, 8, 9, 10, 11, 12], [1.0] * 6, 20)
 
 
-class Constant:
+class Constant(TextDrafter):
     """Drafts the same for every text."""
 
     def __init__(self, draft: Draft = DRAFT) -> None:
         self._draft = draft
 
-    def draft(self, text: np.ndarray, most: int) -> Draft:
+    def continued(self, text: np.ndarray, most: int) -> Draft:
         tokens, shares, length = self._draft
         return Draft(tokens[:most], shares[:most], length)
 
@@ -25,7 +26,7 @@ def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40)
     for positions, time in seconds.items():
         result.cost.observe(positions, time)
     for slot in range(slots):
-        result.begin(slot, [11], None)
+        result.begin(slot, record(), [11], None)
     return result
 
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.speculation.drafters import (
-    NO_DRAFT,
-    Draft,
+from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft
+from pagewire.services.executor.speculation.text_drafters import (
     NgramDrafter,
     SuffixDrafter,
     longest_match,
@@ -47,18 +46,18 @@ def test_the_longest_match_is_the_longest_end_that_occurs_earlier(text: list[int
     ],
 )
 def test_an_ngram_repeats_what_followed_last(text: list[int], most: int, expected: list[int]) -> None:
-    assert NgramDrafter(shortest=2, longest=3).draft(array(text), most).tokens == expected
+    assert NgramDrafter(shortest=2, longest=3).continued(array(text), most).tokens == expected
 
 
 def test_a_suffix_follows_the_most_frequent_token_and_says_how_frequent_it_was() -> None:
     text = array([1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 4, 1, 2])
-    draft = SuffixDrafter(depth=24, factor=1.0, least_share=0.1).draft(text, 8)
+    draft = SuffixDrafter(depth=24, factor=1.0, least_share=0.1).continued(text, 8)
     assert draft == Draft([5, 7], [2 / 3, 1 / 2], match_length=2)
 
 
 def test_a_suffix_drafts_as_many_tokens_as_agree_and_stops_where_few_places_agree() -> None:
     text = array([1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 4, 1, 2])
-    assert SuffixDrafter(depth=24, factor=0.5, least_share=0.1).draft(text, 8).tokens == [5]
-    assert SuffixDrafter(depth=24, factor=4.0, least_share=0.5).draft(text, 8).tokens == [5]
-    assert SuffixDrafter(depth=24, factor=4.0, least_share=0.9).draft(text, 8).tokens == []
-    assert SuffixDrafter(depth=24, factor=1.0, least_share=0.1).draft(array([1, 2, 3]), 8) == NO_DRAFT
+    assert SuffixDrafter(depth=24, factor=0.5, least_share=0.1).continued(text, 8).tokens == [5]
+    assert SuffixDrafter(depth=24, factor=4.0, least_share=0.5).continued(text, 8).tokens == [5]
+    assert SuffixDrafter(depth=24, factor=4.0, least_share=0.9).continued(text, 8).tokens == []
+    assert SuffixDrafter(depth=24, factor=1.0, least_share=0.1).continued(array([1, 2, 3]), 8) == NO_DRAFT

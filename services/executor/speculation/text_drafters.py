@@ -1,36 +1,17 @@
-"""Drafters: they guess the next tokens of a text from what has followed the same tokens earlier in it."""
+"""Drafters that guess the next tokens of a text from what has followed the same tokens earlier in it."""
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
 from pagewire.services.executor.devices.protocol import Int64
+from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, TextDrafter
 
 VOTES = 16
 """Number of earlier places, the last ones, whose next tokens are compared."""
-
-
-class Draft(NamedTuple):
-    """A guess of the next tokens of a text."""
-
-    tokens: list[int]
-    shares: list[float]
-    """For each token, the share of the earlier places that went on with it, among those that agree so far."""
-    match_length: int
-    """Number of tokens at the end of the text that an earlier place has too."""
-
-
-NO_DRAFT = Draft([], [], 0)
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of texts. A wrong guess costs time and never changes a text."""
-
-    def draft(self, text: Int64, most: int) -> Draft:
-        """Returns at most `most` tokens that may follow the `text` [N]."""
 
 
 class Match(NamedTuple):
@@ -70,7 +51,7 @@ def following(text: Int64, place: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class NgramDrafter(Drafter):
+class NgramDrafter(TextDrafter):
     """Repeats what followed the last place that agrees with the end of the text: prompt lookup."""
 
     shortest: int
@@ -79,7 +60,7 @@ class NgramDrafter(Drafter):
     """Number of tokens that are compared at most."""
 
     @override
-    def draft(self, text: Int64, most: int) -> Draft:
+    def continued(self, text: Int64, most: int) -> Draft:
         places, length = longest_match(text, self.longest)
         if length < self.shortest or not len(places):
             return NO_DRAFT
@@ -88,7 +69,7 @@ class NgramDrafter(Drafter):
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixDrafter(Drafter):
+class SuffixDrafter(TextDrafter):
     """Follows the most frequent token, place by place, as suffix decoding does in its tree of the request.
 
     Source: SuffixDecoding (Oliaro et al., 2024). The places that agree with the longest end of the text are the node of
@@ -103,7 +84,7 @@ class SuffixDrafter(Drafter):
     """A draft ends where the product of its shares is less."""
 
     @override
-    def draft(self, text: Int64, most: int) -> Draft:
+    def continued(self, text: Int64, most: int) -> Draft:
         places, length = longest_match(text, self.depth)
         count = min(most, int(self.factor * length))
         if not len(places) or count < 1:
