@@ -50,8 +50,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """suffix: tokens of a draft per token that agrees, at most."""
     suffix_decoding_min_token_prob: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     """suffix: share of the earlier places below which a draft ends."""
-    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
-    """suffix: earlier requests whose outputs are searched; only 0, which searches the request's own text."""
+    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0)] = 10_000
+    """suffix: earlier outputs of a tenant that are searched, too; 0: only the request's own text is."""
 
     @property
     def tokens(self) -> int:

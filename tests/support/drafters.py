@@ -1,6 +1,6 @@
 """Drafters for tests: one knows the texts, one is always wrong, one guesses at random."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from unittest.mock import patch
@@ -8,9 +8,9 @@ from unittest.mock import patch
 import numpy as np
 
 from pagewire.services.executor import step_thread
-from pagewire.services.executor.devices.protocol import Device, Float64, Int64
+from pagewire.services.executor.devices.protocol import Device, Float64
 from pagewire.services.executor.speculation.draft_model import DraftModel
-from pagewire.services.executor.speculation.drafter import Draft, Drafter, TextDrafter
+from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.speculation.step_cost import StepCost
 from pagewire.shared.settings.config import Settings
@@ -18,15 +18,19 @@ from pagewire.shared.settings.config import Settings
 VOCABULARY = 512
 
 
-class Scripted(TextDrafter):
+class Scripted(Drafter):
     """Drafts what a function says."""
 
     def __init__(self, guess: Callable[[list[int], int], list[int]]) -> None:
         self._guess = guess
 
-    def continued(self, text: Int64, most: int) -> Draft:
-        tokens = self._guess(text.tolist(), most)[:most]
-        return Draft(tokens, [1.0] * len(tokens), 32)
+    def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        guesses = [self.guess(row.text.tolist(), row.room) for row in rows]
+        return [Draft(tokens, [1.0] * len(tokens), 32) for tokens in guesses]
+
+    def guess(self, text: list[int], most: int) -> list[int]:
+        """Returns the tokens that may follow a text, at most so many."""
+        return self._guess(text, most)[:most]
 
 
 def knowing(texts: list[list[int]]) -> Scripted:
@@ -43,7 +47,7 @@ def wrong(texts: list[list[int]]) -> Scripted:
     right = knowing(texts)
 
     def guess(text: list[int], most: int) -> list[int]:
-        return [(token + 1) % VOCABULARY for token in right.continued(np.array(text), most).tokens]
+        return [(token + 1) % VOCABULARY for token in right.guess(text, most)]
 
     return Scripted(guess)
 
@@ -53,7 +57,7 @@ def guessing(texts: list[list[int]], share: float = 0.7) -> Scripted:
     random, right = Random(5), knowing(texts)
 
     def guess(text: list[int], most: int) -> list[int]:
-        tokens = right.continued(np.array(text), random.randint(0, most)).tokens
+        tokens = right.guess(text, random.randint(0, most))
         return [token if random.random() < share else random.randrange(VOCABULARY) for token in tokens]
 
     return Scripted(guess)

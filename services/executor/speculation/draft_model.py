@@ -9,9 +9,9 @@ import numpy as np
 from typing_extensions import override
 
 from pagewire.services.executor.devices.protocol import Device, Float64, Int64, StepBatch
-from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow
+from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.step_cost import StepCost
-from pagewire.shared.sampling_parameters import Record, record
+from pagewire.shared.sampling_parameters import record
 
 MATCH_LENGTH = 32
 """`Draft.match_length` of every draft: all its tokens are of one class, whose rate is learnt."""
@@ -73,17 +73,15 @@ class DraftModel(Drafter):
         self._free = list(range(device.capacity.num_blocks // groups))  # entries of block tables
 
     @override
-    def begin(self, slot: int, sampling: Record) -> None:
-        drawn = record(**{name: sampling[name] for name in FILTERS})
+    def begin(self, slot: int, sequence: NewSequence) -> None:
+        drawn = record(**{name: sequence.sampling[name] for name in FILTERS})
         self._device.add(slot, [], drawn)
         self._sequences[slot] = _Sequence()
 
     @override
-    def end(self, slot: int) -> None:
-        sequence = self._sequences.pop(slot, None)
-        if sequence is not None:
-            self._device.remove(slot)
-            self._free += sequence.blocks
+    def end(self, slot: int, text: Int64) -> None:
+        self._device.remove(slot)
+        self._free += self._sequences.pop(slot).blocks
 
     @override
     def seconds(self, rows: int, most: int) -> Float64:

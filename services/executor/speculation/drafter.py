@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from typing_extensions import override
-
 from pagewire.services.executor.devices.protocol import Float64, Int64
 from pagewire.shared.sampling_parameters import Record
 
@@ -17,6 +15,17 @@ class DraftRow(NamedTuple):
     """[N] all tokens of the sequence."""
     room: int
     """Tokens that may be drafted at most."""
+
+
+class NewSequence(NamedTuple):
+    """A sequence that is about to be drafted for."""
+
+    sampling: Record
+    """Its sampling parameters []."""
+    prompt_tokens: int
+    """Number of its first tokens that are its prompt."""
+    cache_salt: str = ""
+    """Sequences with the same salt have the same tenant and the same adapter."""
 
 
 class Draft(NamedTuple):
@@ -36,38 +45,16 @@ NO_DRAFT = Draft([], [], 0)
 class Drafter(Protocol):
     """Guesses the next tokens of texts. A wrong guess costs time and never changes a text."""
 
-    def begin(self, slot: int, sampling: Record) -> None:
-        """Drafts for a new sequence in a slot, which has this record."""
+    def begin(self, slot: int, sequence: NewSequence) -> None:
+        """Drafts for a new sequence in a slot. By default nothing is kept of it."""
 
-    def end(self, slot: int) -> None:
-        """Drafts no more for the sequence in a slot."""
+    def end(self, slot: int, text: Int64) -> None:
+        """Drafts no more for the sequence in a slot, whose tokens are now `text` [N]."""
 
     def seconds(self, rows: int, most: int) -> Float64 | None:
-        """Returns the time that drafts of no token, one, and so on up to `most` take for so many rows [most + 1]; None:
-        none that counts."""
+        """Returns the time that drafts of no token, one, and so on up to `most` take for so many rows [most + 1]; None,
+        as by default: none that counts."""
+        return None
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
         """Returns at most `room` tokens for each row, which may follow its text."""
-
-
-class TextDrafter(Drafter, Protocol):
-    """Drafts for each text alone, in no time that counts."""
-
-    @override
-    def begin(self, slot: int, sampling: Record) -> None:
-        """Keeps nothing."""
-
-    @override
-    def end(self, slot: int) -> None:
-        """Keeps nothing."""
-
-    @override
-    def seconds(self, rows: int, most: int) -> Float64 | None:
-        return None
-
-    @override
-    def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        return [self.continued(row.text, row.room) if row.room > 0 else NO_DRAFT for row in rows]
-
-    def continued(self, text: Int64, most: int) -> Draft:
-        """Returns at most `most` tokens that may follow the `text` [N]."""

@@ -5,6 +5,7 @@ import structlog
 from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import Drafter
+from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.speculation.text_drafters import NgramDrafter, SuffixDrafter
 from pagewire.shared.errors import ConfigurationError
@@ -41,8 +42,10 @@ def _drafter(config: SpeculativeConfig, device: Device) -> Drafter:
         return DraftModel(device.draft_model, device.capacity.vocab_size)
     if config.method == "ngram":
         return NgramDrafter(*config.lookup)
+    outputs = config.suffix_decoding_max_cached_requests
     return SuffixDrafter(
         config.suffix_decoding_max_tree_depth,
         config.suffix_decoding_max_spec_factor,
         config.suffix_decoding_min_token_prob,
+        EarlierOutputs(outputs) if outputs else None,
     )

@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Float64
+from pagewire.services.executor.devices.protocol import Float64, Int64
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.speculation.acceptance import Acceptance
 from pagewire.services.executor.speculation.draft_budget import LEAST_GAIN, choose
 from pagewire.services.executor.speculation.draft_model import MATCH_LENGTH
-from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow
+from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.step_cost import StepCost
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.sampling_parameters import Record
 
 LEAST_SURVIVAL = 0.15
 """Chance below which a token is not drafted, however little a position seems to cost."""
@@ -52,16 +51,18 @@ class Speculator:
         self._sequences: dict[int, _Sequence] = {}
         self._match_lengths: dict[int, int] = {}  # of the last draft of a slot
 
-    def begin(self, slot: int, sampling: Record, stop_ids: Collection[int], grammar: SequenceGrammar | None) -> None:
+    def begin(
+        self, slot: int, sequence: NewSequence, stop_ids: Collection[int], grammar: SequenceGrammar | None
+    ) -> None:
         """Drafts for the sequence of a slot from now on."""
         self._sequences[slot] = _Sequence(frozenset(stop_ids), grammar)
         self._acceptance.begin(slot)
-        self._drafter.begin(slot, sampling)
+        self._drafter.begin(slot, sequence)
 
-    def end(self, slot: int) -> None:
-        """Drafts no more for a slot."""
+    def end(self, slot: int, text: Int64) -> None:
+        """Drafts no more for a slot, whose sequence has the tokens `text` [N] now."""
         if self._sequences.pop(slot, None) is not None:
-            self._drafter.end(slot)
+            self._drafter.end(slot, text)
 
     def drafts_for(self, slot: int) -> bool:
         """Returns whether the sequence of a slot may have drafts."""
@@ -75,7 +76,9 @@ class Speculator:
         guesses = self._drafter.draft([row._replace(room=min(row.room, most)) for row in rows])
         drafts = [self._cut(row.slot, guess) for row, guess in zip(rows, guesses, strict=True)]
         survivals = [self._likely(row.slot, draft) for row, draft in zip(rows, drafts, strict=True)]
-        counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
+        counts = [0] * len(rows)
+        if any(survivals):
+            counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
         for row, draft, count in zip(rows, drafts, counts, strict=True):
             self._match_lengths[row.slot] = draft.match_length
             if draft.tokens and not count:

@@ -84,6 +84,8 @@ class StepCost:
         numbers themselves before any step has run."""
         if self._table is None:
             self._table = self._fitted()
+        if first + count <= MOST:
+            return self._table[first : first + count + 1]
         return self._table[np.minimum(np.arange(first, first + count + 1), MOST)]
 
     def _fitted(self) -> Float64:

@@ -5,6 +5,7 @@ import pytest
 
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
@@ -22,7 +23,7 @@ def drafting(*added: AddSlot, draft: list[int]) -> SlotTable:
     table = SlotTable(CAPACITY, speculator)
     table.apply(plan(1, *added))
     for each in added:
-        speculator.begin(each.slot, record(), unpack(each.sampling.stop_ids), None)
+        speculator.begin(each.slot, NewSequence(record(), each.prompt_tokens), unpack(each.sampling.stop_ids), None)
     return table
 
 

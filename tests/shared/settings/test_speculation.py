@@ -46,7 +46,7 @@ def test_the_method_is_the_one_that_is_named(config: str, spec_type: str, expect
         ('{"method": "sufix"}', "auto", "did you mean suffix"),
         ('{"num_speculative_tokens": 0}', "auto", "num_speculative_tokens"),
         ('{"num_speculative_token": 4}', "auto", "num_speculative_token"),
-        ('{"suffix_decoding_max_cached_requests": 100}', "auto", "suffix_decoding_max_cached_requests"),
+        ('{"suffix_decoding_max_cached_requests": -1}', "auto", "suffix_decoding_max_cached_requests"),
         ('{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}', "auto", "prompt_lookup_min"),
         ("ngram", "auto", "speculative-config"),
     ],

@@ -7,18 +7,23 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices.protocol import Device
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import CONTEXT, checkpoint
 
 
-def beside(model: Path, **keys: object) -> Settings:
-    config = json.dumps({"method": "draft_model", "model": str(model), **keys})
-    return Settings(device="cpu", kv_cache_memory=1 << 22, max_num_seqs=3, speculative_config=config)
+def opened(draft: Path, name: str = "llama", **keys: object) -> Device:
+    config = json.dumps({"method": "draft_model", "model": str(draft), **keys})
+    folder = checkpoint(name)
+    settings = Settings(
+        model=str(folder), device="cpu", kv_cache_memory=1 << 22, max_num_seqs=3, speculative_config=config
+    )
+    return open_device(settings, folder)
 
 
 def test_both_pools_hold_as_many_positions_in_the_memory_that_is_set() -> None:
-    device = open_device(beside(checkpoint("gemma3"), max_model_len=100), checkpoint("llama"))
+    device = opened(checkpoint("gemma3"), max_model_len=100)
     assert device.draft_model is not None
     both, draft = device.capacity, device.draft_model.capacity
     assert (draft.max_num_seqs, draft.max_model_len, both.max_model_len) == (3, 100, CONTEXT)
@@ -38,7 +43,7 @@ def test_another_tokenizer_is_refused_in_a_line(tmp_path: Path) -> None:
         if (other / name).exists():
             (other / name).write_text((other / name).read_text().replace("<|end|>", "<|stop|>"))
     with pytest.raises(ConfigurationError) as raised:
-        open_device(beside(other), checkpoint("llama"))
+        opened(other)
     reason = str(raised.value)
     assert "has other tokens than the model's, such as '<|end|>', none instead of 0" in reason
     assert "\n" not in reason
@@ -46,9 +51,9 @@ def test_another_tokenizer_is_refused_in_a_line(tmp_path: Path) -> None:
 
 def test_a_draft_model_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"there is no file /nowhere\.gguf"):
-        open_device(beside(Path("/nowhere.gguf")), checkpoint("llama"))
+        opened(Path("/nowhere.gguf"))
 
 
 def test_a_draft_model_is_for_a_model_that_kernels_compute() -> None:
     with pytest.raises(ConfigurationError, match="transformers computes this model, without drafted tokens"):
-        open_device(beside(checkpoint("llama")), checkpoint("gpt-oss"))
+        opened(checkpoint("llama"), "gpt-oss")

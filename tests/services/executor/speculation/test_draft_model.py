@@ -9,11 +9,12 @@ import pytest
 from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.speculation import draft_model
 from pagewire.services.executor.speculation.draft_model import DraftModel
-from pagewire.services.executor.speculation.drafter import DraftRow
+from pagewire.services.executor.speculation.drafter import DraftRow, NewSequence
 from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import CAPACITY, FakeDevice, FakePending, token_at
 
 KEY = 7
+SEQUENCE = NewSequence(record(key=KEY), prompt_tokens=1)
 
 
 class Memory(FakeDevice):
@@ -45,7 +46,7 @@ def following(text: list[int], count: int) -> list[int]:
 def opened(device: FakeDevice, slots: int = 1) -> DraftModel:
     drafter = DraftModel(device, CAPACITY.vocab_size)
     for slot in range(slots):
-        drafter.begin(slot, record(key=KEY))
+        drafter.begin(slot, SEQUENCE)
     return drafter
 
 
@@ -85,7 +86,7 @@ def test_without_a_block_or_beyond_the_context_nothing_is_drafted() -> None:
     size = CAPACITY.block_size
     assert drafted(drafter, [1] * (size + 1))
     assert drafted(drafter, [1] * (size + 1), slot=1) == []
-    drafter.end(0)
+    drafter.end(0, np.array([1]))
     assert drafted(drafter, [1] * (size + 1), slot=1), "the blocks of a text that has ended are free"
     short = opened(FakeDevice(replace(CAPACITY, max_model_len=4)))
     assert drafted(short, [1, 2, 3], room=2)
@@ -95,7 +96,7 @@ def test_without_a_block_or_beyond_the_context_nothing_is_drafted() -> None:
 def test_tokens_that_one_of_the_models_does_not_know_end_a_draft() -> None:
     assert drafted(opened(FakeDevice(replace(CAPACITY, vocab_size=3))), [1, 2, 9]) == []
     few = DraftModel(FakeDevice(), vocab_size=1)
-    few.begin(0, record(key=KEY))
+    few.begin(0, SEQUENCE)
     assert drafted(few, [0], room=30) == []
 
 
@@ -111,7 +112,7 @@ def test_whatever_is_accepted_every_position_that_is_read_was_computed_from_its_
         for slot, draft in zip(slots, drafter.draft(rows), strict=True):
             texts[slot] += [*draft.tokens[: random.randint(0, 4)], random.randrange(9)]
             if len(texts[slot]) > 30:
-                drafter.end(slot)
-                drafter.begin(slot, record(key=KEY))
+                drafter.end(slot, np.array(texts[slot]))
+                drafter.begin(slot, SEQUENCE)
                 texts[slot] = texts[slot][:3]
     assert device.batches

@@ -1,23 +1,25 @@
 """A speculator drafts where a draft is likely to pay, and nowhere else."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pagewire.services.executor.speculation.drafter import Draft, DraftRow, TextDrafter
+from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.sampling_parameters import record
 
 DRAFT = Draft([7, 8, 9, 10, 11, 12], [1.0] * 6, 20)
 
 
-class Constant(TextDrafter):
+class Constant(Drafter):
     """Drafts the same for every text."""
 
     def __init__(self, draft: Draft = DRAFT) -> None:
         self._draft = draft
 
-    def continued(self, text: np.ndarray, most: int) -> Draft:
+    def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
         tokens, shares, length = self._draft
-        return Draft(tokens[:most], shares[:most], length)
+        return [Draft(tokens[: row.room], shares[: row.room], length) for row in rows]
 
 
 def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40) -> Speculator:
@@ -26,7 +28,7 @@ def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40)
     for positions, time in seconds.items():
         result.cost.observe(positions, time)
     for slot in range(slots):
-        result.begin(slot, record(), [11], None)
+        result.begin(slot, NewSequence(record(), prompt_tokens=1), [11], None)
     return result
 
 
@@ -79,6 +81,6 @@ def test_the_likeliest_drafts_get_the_positions() -> None:
 
 def test_a_slot_without_a_sequence_has_no_drafts() -> None:
     ended = speculator(FLAT)
-    ended.end(0)
+    ended.end(0, np.array([1]))
     assert not ended.drafts_for(0)
     assert ended.drafts_for(1)
