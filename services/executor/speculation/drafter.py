@@ -47,9 +47,11 @@ class Drafter(Protocol):
 
     def begin(self, slot: int, sequence: NewSequence) -> None:
         """Drafts for a new sequence in a slot. By default nothing is kept of it."""
+        return
 
     def end(self, slot: int, text: Int64) -> None:
         """Drafts no more for the sequence in a slot, whose tokens are now `text` [N]."""
+        return
 
     def seconds(self, rows: int, most: int) -> Float64 | None:
         """Returns the time that drafts of no token, one, and so on up to `most` take for so many rows [most + 1]; None,
