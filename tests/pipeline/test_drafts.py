@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
+from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
 from pagewire.services.executor.speculation.text_drafters import SuffixDrafter
 from pagewire.shared.messages.client import Result
 from pagewire.shared.settings.config import Settings
@@ -127,3 +128,17 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
 @pytest.mark.parametrize("method", ["suffix", "ngram"])
 async def test_the_settings_draft_and_change_nothing(plain: Served, method: str) -> None:
     check(await serve(spec_type=method), plain)
+
+
+async def test_an_answer_is_drafted_from_earlier_ones_of_its_own_salt_alone() -> None:
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    settings = Settings(model=str(checkpoint("llama")), device="cpu", num_kv_blocks=50, log_level="error")
+    accepted = []
+    with drafting(SuffixDrafter(24, 2.0, 0.1, EarlierOutputs(10))) as opened:
+        async with running(settings) as pipeline:
+            for salt in ("a", "b", "a"):
+                before = opened[0].accepted
+                await pipeline.client.generate("The market", params, cache_salt=salt)
+                accepted.append(opened[0].accepted - before)
+    assert accepted[1] == accepted[0] < 10
+    assert accepted[2] > 20
