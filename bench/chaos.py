@@ -80,6 +80,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--slots", type=int, help="requests that run at a time; with fewer than clients, the others queue"
     )
+    parser.add_argument("--spec-type", default="none", help="the method that drafts tokens on a CPU")
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds that a request has over NATS")
     parser.add_argument(
         "--kinds", type=select, default=DEFAULT, help=f"such as kill:executor,stop; all: {' '.join(KINDS)}"
@@ -96,6 +97,7 @@ def main(arguments: list[str]) -> int:
             seed=1,  # of requests without a seed of their own: a simulated device draws all tokens by seed
             num_kv_blocks=2048,
             max_num_seqs=options.slots,
+            spec_type=options.spec_type if device == "cpu" else "none",
             log_level="error",
         )
         clients = Clients(options.clients, options.deadline)

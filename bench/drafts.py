@@ -99,7 +99,15 @@ def chat() -> Iterator[Request]:
         yield ask, SamplingParams(max_tokens=120, temperature=0.7, top_p=0.9, seed=number + 1)
 
 
-WORKLOADS = {"code": code_editing, "quotes": quotes, "json": schema, "chat": chat}
+def translation() -> Iterator[Request]:
+    """Yields requests to translate sentences: the answer repeats nothing of them but names."""
+    for number, sentence in enumerate((DATA / "held_out.txt").read_text().split(". ")):
+        if 60 <= len(sentence) <= 300:
+            ask = f"Translate this sentence into French, and say nothing else:\n\n{sentence.strip()}."
+            yield ask, SamplingParams(max_tokens=120, temperature=0.7, seed=number + 1)
+
+
+WORKLOADS = {"code": code_editing, "quotes": quotes, "json": schema, "chat": chat, "translation": translation}
 
 
 @dataclass
@@ -128,6 +136,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagewire bench drafts", description=__doc__)
     parser.add_argument("--model", default="", help="folder, file, hub id or short name; by default the default model")
     parser.add_argument("--spec-type", default="suffix", help="the method that drafts")
+    parser.add_argument("--speculative-config", default="", help="the setting of this name, such as a draft model")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="clients at once")
     parser.add_argument("--requests", type=int, default=3, help="requests of each client in a round")
@@ -162,27 +171,35 @@ async def _measure(options: argparse.Namespace) -> list[Cell]:
         load_format="dummy" if options.dummy else "auto",
         max_model_len=2048,
         num_kv_blocks=4096,
+        max_num_seqs=max(64, *options.clients),
         prefix_cache=False,
     )
     async with AsyncExitStack() as opened:
         sides = []
-        for method in ("none", options.spec_type):
-            stack = await opened.enter_async_context(
-                Stack(msgspec.structs.replace(settings, spec_type=method), PIPELINE)
-            )
+        for method, config in (("none", ""), (options.spec_type, options.speculative_config)):
+            side = msgspec.structs.replace(settings, spec_type=method, speculative_config=config)
+            stack = await opened.enter_async_context(Stack(side, PIPELINE))
             url = (await stack.ready()).nats
             sides.append((await opened.enter_async_context(AsyncClient(url)), url))
         for client, _ in sides:  # the first steps of a process are slow
-            await _run(client, list(itertools.islice(chat(), 2)), 2)
+            await _run(client, [(*request, "") for request in itertools.islice(chat(), 2)], 2)
         cells = [Cell(name, count) for name in options.workloads for count in options.clients]
         for cell, number in shown(list(itertools.product(cells, range(options.rounds))), "rounds"):
-            await _round(cell, sides, options.requests, first=number % 2)
+            await _round(cell, sides, options.requests, number)
         return cells
 
 
-async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int, first: int) -> None:
-    """Runs a cell once on each side; `first` is the index of the side that begins."""
-    requests = list(itertools.islice(itertools.cycle(WORKLOADS[cell.workload]()), cell.clients * each))
+async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int, number: int) -> None:
+    """Runs a cell once on each side, which take turns in being the first.
+
+    A request that is sent again, within the round or in another one, has another salt: no answer is drafted from the
+    same answer.
+    """
+    first, different = number % 2, list(WORKLOADS[cell.workload]())
+    requests = [
+        (*different[place % len(different)], f"{cell.workload}-{cell.clients}-{number}-{place // len(different)}")
+        for place in range(cell.clients * each)
+    ]
     texts: dict[int, list[str]] = {}
     for side in (first, 1 - first):
         client, url = sides[side]
@@ -196,16 +213,18 @@ async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int
     cell.different += sum(a != b for a, b in zip(texts[0], texts[1], strict=True))
 
 
-async def _run(client: AsyncClient, requests: Sequence[Request], clients: int) -> tuple[list[str], float]:
-    """Sends all requests, so many at a time; returns the texts and the tokens per second."""
+async def _run(
+    client: AsyncClient, requests: Sequence[tuple[str, SamplingParams, str]], clients: int
+) -> tuple[list[str], float]:
+    """Sends all requests, each with its salt, so many at a time; returns the texts and the tokens per second."""
     texts, tokens, numbers = [""] * len(requests), 0, iter(range(len(requests)))
 
     async def ask() -> None:
         nonlocal tokens
         for number in numbers:
-            prompt, sampling = requests[number]
+            prompt, sampling, salt = requests[number]
             messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-            choice = (await client.chat(messages, sampling)).choices[0]
+            choice = (await client.chat(messages, sampling, cache_salt=salt)).choices[0]
             texts[number], tokens = choice.text, tokens + len(choice.token_ids)
 
     began = time.perf_counter()

@@ -23,7 +23,7 @@ MODULES = [
     "pagewire.services.executor.sequence_key",
     "pagewire.services.executor.speculation.acceptance",
     "pagewire.services.executor.speculation.draft_budget",
-    "pagewire.services.executor.speculation.drafters",
+    "pagewire.services.executor.speculation.text_drafters",
     "pagewire.services.executor.speculation.step_cost",
     "pagewire.services.gateway.answers.sse",
     "pagewire.services.gateway.http.declined_upgrade",

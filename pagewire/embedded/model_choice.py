@@ -14,6 +14,7 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import BUNDLED
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import draft_model, with_draft_model
 
 
 async def choose_models(models: Sequence[Settings]) -> list[Settings]:
@@ -68,6 +69,8 @@ def _choose(settings: Settings, stop: threading.Event) -> Settings:
         path = _existing(settings, stop)
     names = ",".join(model_folder.served_names(settings))
     tokenizer = str(model_folder.tokenizer_folder(settings, stop)) if settings.tokenizer else ""
+    if (draft := draft_model(settings)) is not None:
+        settings = with_draft_model(settings, str(_existing(draft, stop)))
     paths = {"model": str(path), "tokenizer": tokenizer, "revision": ""}
     return msgspec.structs.replace(settings, served_model_name=names, **paths)
 

@@ -10,7 +10,8 @@ from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, S
 from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.packed_columns import column, entries, pairs
 from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
-from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
+from pagewire.services.executor.speculation.drafter import DraftRow
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import RECORD
@@ -96,6 +97,7 @@ class SlotTable:
 
     def clear(self) -> None:
         """Frees every slot."""
+        self._end_drafts(np.flatnonzero(self._occupied))
         self._order = self._order[:0]
         self._reported_prompts.clear()
         self._forced.clear()
@@ -216,6 +218,12 @@ class SlotTable:
             self._tokens[text.slot, end : end + len(tokens)] = tokens
         return counts
 
+    def _end_drafts(self, slots: Int64) -> None:
+        """Ends the drafts for the sequences of these slots, which leave them."""
+        if self._speculator is not None:
+            for slot in slots.tolist():
+                self._speculator.end(slot, self._tokens[slot, : self._known[slot]].copy())
+
     def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
         """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
         reported = [slot for slot in slots.tolist() if slot in self._reported_prompts]
@@ -315,6 +323,7 @@ class SlotTable:
         self._check_occupied(slots)
         for slot in slots.tolist() if self._reported_prompts else ():
             self._reported_prompts.pop(slot, None)
+        self._end_drafts(slots)
         self._occupied[slots] = self._running[slots] = False
         self._order = self._order[self._occupied[self._order]]
 

@@ -21,6 +21,7 @@ from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
@@ -44,6 +45,8 @@ class _Sampling(NamedTuple):
     edits: Edits | None
     """Edits of the logits, without the tokens of the sequence."""
     adapter: SequenceAdapter | None = None
+    prompt_tokens: int = 0
+    cache_salt: str = ""
 
 
 class StepLoop:
@@ -246,8 +249,6 @@ class StepLoop:
         for slot in self._held:
             self._device.remove(slot)
             self._clear_adapter(slot)
-            if self._speculator is not None:
-                self._speculator.end(slot)
         self._held.clear()
         self._opening.clear()
         self._slots.clear()
@@ -264,8 +265,6 @@ class StepLoop:
             self._clear_adapter(slot)
             del self._held[slot]
             self._opening.pop(slot, None)
-            if self._speculator is not None:
-                self._speculator.end(slot)
         for added in plan.added:
             self._add(added.slot, unpack(added.blocks), self._open(added))
         for fork in forks:
@@ -303,7 +302,8 @@ class StepLoop:
             self._adapters.slots.assign(slot, sampling.adapter)
         self._held[slot] = sampling
         if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
-            self._speculator.begin(slot, sampling.stop_ids, None if edits is None else edits.grammar)
+            sequence = NewSequence(sampling.record, sampling.prompt_tokens, sampling.cache_salt)
+            self._speculator.begin(slot, sequence, sampling.stop_ids, edits.grammar if edits else None)
 
     def _answer(
         self,
@@ -350,7 +350,8 @@ def _count_sampled(tokens: bytes) -> int:
 
 def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None, adapter: SequenceAdapter | None) -> _Sampling:
     complete = sampling_record(added)
-    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete, grammar), adapter)
+    edits = edits_of(added, complete, grammar)
+    return _Sampling(complete, unpack(added.sampling.stop_ids), edits, adapter, added.prompt_tokens, added.cache_salt)
 
 
 def edits_of(added: AddSlot, complete: Record, grammar: SequenceGrammar | None = None) -> Edits | None:

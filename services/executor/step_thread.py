@@ -93,7 +93,7 @@ def _open(
 ) -> tuple[Device, GrammarOpener, Speculator | None, AdapterLoader | None]:
     folder = folder_of(settings)
     device = open_device(settings, folder)
-    speculator = open_speculator(settings, device.capacity)
+    speculator = open_speculator(settings, device)
     eos = eos_ids(folder)
     compiler = GrammarCompiler(
         lambda: load_tokenizer(tokenizer_folder(settings)).backend, device.capacity.vocab_size, eos

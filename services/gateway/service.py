@@ -61,8 +61,10 @@ class Gateway:
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         limit, requests = context.bus.max_payload, RequestLog()
+        drafts = settings.per_request_spec_decode_metrics != "none"
         self._endpoints = {
-            path: Endpoint(api, self._client, limit, requests, strict=settings.strict) for path, api in APIS.items()
+            path: Endpoint(api, self._client, limit, requests, strict=settings.strict, metrics=drafts)
+            for path, api in APIS.items()
         }
         self._health = Health(context.bus, context.announce, awaited_models())
         find = find_tenant(settings.api_key, self._keys)

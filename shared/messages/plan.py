@@ -35,6 +35,8 @@ class AddSlot(Wire, frozen=True):
     """Whether step outputs report the log-probabilities of the prompt, all of which is computed then."""
     adapter: str = ""
     """Hash of the adapter's content; empty: there is none."""
+    cache_salt: str = ""
+    """Only sequences with the same salt may be drafted for from each other's text: `WorkItem.cache_salt`."""
 
 
 class Fork(Wire, frozen=True):

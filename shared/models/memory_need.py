@@ -7,6 +7,7 @@ from typing import Any
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import max_model_len, read_config, weight_files
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import draft_model
 
 POOL_SHARE = 0.5
 """Share of the free memory that the KV pool takes on a CPU: the rest is for activations and for other programs."""
@@ -20,17 +21,29 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def memory_need(settings: Settings, path: Path) -> int:
     """Returns the bytes of the device's memory that a model at `path` needs at least, with all its replicas on a CPU.
 
-    These are its weights as they are stored, the KV cache that is set or else that of one sequence, and the runtime.
+    These are its weights as they are stored, the KV cache that is set or else that of one sequence, and the runtime;
+    with a model that drafts, the weights and the KV cache of both.
 
     Raises:
         ConfigurationError: the configuration of the model cannot be read.
     """
     if settings.device.startswith("sim:"):
         return SERVICES
-    stored = sum(file.stat().st_size for file in weight_files(path)) if settings.load_format == "auto" else 0
+    stored = _stored(settings, path)
     if settings.device == "cuda":
         return GPU_RUNTIME + stored + _pool(settings, path, share=1.0)
-    return SERVICES + (stored + _pool(settings, path, share=POOL_SHARE)) * settings.data_parallel_size
+    pool = _pool(settings, path, share=POOL_SHARE)
+    if (draft := draft_model(settings)) is not None:
+        stored += _stored(draft, Path(draft.model))
+        if settings.kv_cache_memory is None:  # which is for both pools; they have as many positions
+            more = position_bytes(read_config(Path(draft.model)), draft)
+            pool += pool * more // max(position_bytes(read_config(path), settings), 1)
+    return SERVICES + (stored + pool) * settings.data_parallel_size
+
+
+def _stored(settings: Settings, path: Path) -> int:
+    """Returns the bytes of the weights."""
+    return sum(file.stat().st_size for file in weight_files(path)) if settings.load_format == "auto" else 0
 
 
 def _pool(settings: Settings, path: Path, share: float) -> int:

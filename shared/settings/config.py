@@ -147,9 +147,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """File with one tenant per line, `name:key`, read again when it changes; by default there are no tenants."""
     spec_type: Literal["auto", "none", "suffix", "ngram", "draft_model", "eagle3", "mtp"] = "auto"
     """How tokens are drafted, which a step then verifies: suffix and ngram repeat what followed the same tokens earlier
-    in the text, none drafts nothing, auto is as `speculative-config` says; the others are not supported yet."""
+    in the text, draft_model asks a smaller model, none drafts nothing, auto is as `speculative-config` says; the others
+    are not supported yet."""
     speculative_config: str = ""
     """Method and limits of drafts, in JSON with vLLM's keys, as {"method": "ngram", "num_speculative_tokens": 4}."""
+    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    """summary: answers of OpenAI's routes with one choice have `metrics.speculative_decoding`, vLLM's figures of their
+    drafts."""
     lease_window: Positive = 8
     """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None

@@ -38,7 +38,6 @@ REPLACEMENTS = [
     (r"(.*-)?quantization.*", "the weights' own format decides: give a checkpoint in the wanted format"),
     (r"lora-dtype", "adapters have the dtype of the model: leave it out"),
     (r"lora-.*|.*-loras?|.*-lora-.*", "adapters change the products of attention and of dense layers: leave it out"),
-    (r"per-request-spec-.*", "answers have the figures of their drafts: docs/speculation.md names them"),
     (r".*speculative.*|spec-.*|.*-spec-.*", "set the keys of --speculative-config"),
     (r".+-revision", "download that revision and give its folder"),
     (r"hf-token", "set the variable HF_TOKEN"),

@@ -1,12 +1,14 @@
 """Drafted tokens never change what clients get: texts, tokens and log-probabilities, whatever a request asks for."""
 
 import asyncio
+import json
 from typing import Any, NamedTuple
 
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
-from pagewire.services.executor.speculation.drafters import SuffixDrafter
+from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
+from pagewire.services.executor.speculation.text_drafters import SuffixDrafter
 from pagewire.shared.messages.client import Result
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -86,9 +88,21 @@ def choice_of(choice: Any) -> tuple[Any, ...]:
 TIGHT: dict[str, Any] = {"num_kv_blocks": 16, "max_num_batched_tokens": 48}
 
 
+def beside(name: str) -> dict[str, Any]:
+    """Settings of a draft model."""
+    return {"speculative_config": json.dumps({"method": "draft_model", "model": str(checkpoint(name))})}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("right", {}), ("wrong", {"lease_window": 1}), ("random", TIGHT), ("suffix", {"prefix_cache": False})],
+    [
+        ("right", {}),
+        ("wrong", {"lease_window": 1}),
+        ("random", TIGHT),
+        ("suffix", {"prefix_cache": False}),
+        ("right model", TIGHT | beside("llama")),
+        ("other model", beside("gemma3")),  # whose layers have windows
+    ],
 )
 async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str, settings: dict[str, Any]) -> None:
     texts = texts_of(plain)
@@ -97,7 +111,7 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         "wrong": wrong(texts),
         "random": guessing(texts),
         "suffix": SuffixDrafter(24, 2.0, 0.1),
-    }[kind]
+    }.get(kind)
     with drafting(drafter) as opened:
         served = await serve(**settings)
     check(served, plain)
@@ -107,8 +121,24 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         assert speculator.accepted < 0.01 * speculator.drafted, "a token of another text may be right by chance"
     if kind == "right":
         assert served.load["rows"] < 0.6 * plain.load["rows"]
+    if kind == "right model":
+        assert speculator.accepted > 0.5 * speculator.drafted, "penalties and grammars make it wrong"
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])
 async def test_the_settings_draft_and_change_nothing(plain: Served, method: str) -> None:
     check(await serve(spec_type=method), plain)
+
+
+async def test_an_answer_is_drafted_from_earlier_ones_of_its_own_salt_alone() -> None:
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    settings = Settings(model=str(checkpoint("llama")), device="cpu", num_kv_blocks=50, log_level="error")
+    accepted = []
+    with drafting(SuffixDrafter(24, 2.0, 0.1, EarlierOutputs(10))) as opened:
+        async with running(settings) as pipeline:
+            for salt in ("a", "b", "a"):
+                before = opened[0].accepted
+                await pipeline.client.generate("The market", params, cache_salt=salt)
+                accepted.append(opened[0].accepted - before)
+    assert accepted[1] == accepted[0] < 10
+    assert accepted[2] > 20

@@ -16,6 +16,7 @@ EXPERIMENTS = (
     "busy",
     "chat",
     "conversations",
+    "drafted_schemas",
     "fastgen",
     "features",
     "lease",

@@ -229,6 +229,9 @@ class Device(Protocol):
 
     adapters: AdapterSlots | None = None
     """The adapters of the slots; None: the device was opened without."""
+    draft_model: "Device | None" = None
+    """A smaller model with a pool and slots of its own, which has as many slots and drafts for them; None: there is
+    none. `close` closes it, too."""
     recovers: bool
     """Whether steps can be right after one has raised. Otherwise the process ends, and a new one opens a device."""
 

@@ -66,10 +66,12 @@ class Acceptance:
         """Returns the chance of each drafted token that it and all before it are accepted; it never grows."""
         if not shares:
             return []
-        rates = [self._rate(slot, kind) for kind in range(CLASSES)]
-        survival, survivals = 1.0, []
+        survival, survivals, known, rate = 1.0, [], -1, 0.0
         for index, share in enumerate(shares):
-            survival *= rates[class_of(match_length + index)] * share
+            kind = class_of(match_length + index)
+            if kind != known:
+                known, rate = kind, self._rate(slot, kind)
+            survival *= rate * share
             survivals.append(survival)
         return survivals
 

@@ -1,14 +1,17 @@
 """Drafts tokens for the rows of a step, as many as are likely to pay."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
+
+import numpy as np
 
 from pagewire.services.executor.devices.protocol import Float64, Int64
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.speculation.acceptance import Acceptance
-from pagewire.services.executor.speculation.draft_budget import choose
-from pagewire.services.executor.speculation.drafters import NO_DRAFT, Draft, Drafter
+from pagewire.services.executor.speculation.draft_budget import LEAST_GAIN, choose
+from pagewire.services.executor.speculation.draft_model import MATCH_LENGTH
+from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.step_cost import StepCost
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
@@ -17,16 +20,6 @@ LEAST_SURVIVAL = 0.15
 """Chance below which a token is not drafted, however little a position seems to cost."""
 LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
 """Texts are searched only where so many drafted tokens would pay if this share of them were right."""
-
-
-class DraftRow(NamedTuple):
-    """A row of a step that samples."""
-
-    slot: int
-    text: Int64
-    """[N] all tokens of the sequence."""
-    room: int
-    """Tokens that may be drafted at most."""
 
 
 class _Sequence(NamedTuple):
@@ -58,24 +51,34 @@ class Speculator:
         self._sequences: dict[int, _Sequence] = {}
         self._match_lengths: dict[int, int] = {}  # of the last draft of a slot
 
-    def begin(self, slot: int, stop_ids: Collection[int], grammar: SequenceGrammar | None) -> None:
+    def begin(
+        self, slot: int, sequence: NewSequence, stop_ids: Collection[int], grammar: SequenceGrammar | None
+    ) -> None:
         """Drafts for the sequence of a slot from now on."""
         self._sequences[slot] = _Sequence(frozenset(stop_ids), grammar)
         self._acceptance.begin(slot)
+        self._drafter.begin(slot, sequence)
 
-    def end(self, slot: int) -> None:
-        """Drafts no more for a slot."""
-        self._sequences.pop(slot, None)
+    def end(self, slot: int, text: Int64) -> None:
+        """Drafts no more for a slot, whose sequence has the tokens `text` [N] now."""
+        if self._sequences.pop(slot, None) is not None:
+            self._drafter.end(slot, text)
 
     def drafts_for(self, slot: int) -> bool:
         """Returns whether the sequence of a slot may have drafts."""
         return slot in self._sequences
 
-    def draft(self, rows: list[DraftRow], sampling: int, positions: int) -> list[list[int]]:
+    def draft(self, rows: Sequence[DraftRow], sampling: int, positions: int) -> list[list[int]]:
         """Returns the tokens to verify behind each row, beside `sampling` rows that sample and `positions` in all."""
-        drafts = [self._draft(row) for row in rows]
+        most = self._depth(rows, sampling, positions)
+        if not most:
+            return [[] for _ in rows]
+        guesses = self._drafter.draft([row._replace(room=min(row.room, most)) for row in rows])
+        drafts = [self._cut(row.slot, guess) for row, guess in zip(rows, guesses, strict=True)]
         survivals = [self._likely(row.slot, draft) for row, draft in zip(rows, drafts, strict=True)]
-        counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
+        counts = [0] * len(rows)
+        if any(survivals):
+            counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
         for row, draft, count in zip(rows, drafts, counts, strict=True):
             self._match_lengths[row.slot] = draft.match_length
             if draft.tokens and not count:
@@ -109,11 +112,27 @@ class Speculator:
         times: Float64 = self.cost.seconds(min(sampling, positions), 0) + seconds - seconds[0]
         return times
 
-    def _draft(self, row: DraftRow) -> Draft:
-        most = min(row.room, self._most)
-        if most < 1:
-            return NO_DRAFT
-        draft, sequence = self._drafter.draft(row.text, most), self._sequences[row.slot]
+    def _depth(self, rows: Sequence[DraftRow], sampling: int, positions: int) -> int:
+        """Returns how many tokens to draft for a row: as many as may be, or, where drafts take time, as many as are
+        likely to make the most tokens per second."""
+        most = max(min(row.room, self._most) for row in rows)
+        drafting = self._drafter.seconds(len(rows), most)
+        if drafting is None:
+            return most
+        likely = [self._acceptance.survivals(row.slot, MATCH_LENGTH, [1.0] * most) for row in rows]
+        tokens = sampling + np.concatenate(([0.0], np.sum(likely, axis=0).cumsum()))
+        verifying = self._seconds(sampling, positions, most * len(rows))[:: len(rows)]
+        rates = tokens / (verifying + drafting)
+        depth = int(rates.argmax())
+        if rates[depth] >= LEAST_GAIN * rates[0]:
+            return depth
+        for row in rows:
+            self._acceptance.fade(row.slot, MATCH_LENGTH)
+        return 0
+
+    def _cut(self, slot: int, draft: Draft) -> Draft:
+        """Returns a draft without what follows the first token that a stop id or the grammar rules out."""
+        sequence = self._sequences[slot]
         tokens = list(takewhile(lambda token: token not in sequence.stop_ids, draft.tokens))
         if tokens and sequence.grammar is not None:
             tokens = tokens[: sequence.grammar.count_allowed(tokens)]

@@ -57,6 +57,11 @@ class StepCost:
         self._observed = 0
         self._table: Float64 | None = None
 
+    @property
+    def observed(self) -> bool:
+        """Whether any step has run."""
+        return self._observed > 0
+
     def observe(self, positions: int, seconds: float) -> None:
         """Learns from a step of so many positions."""
         at = self._index[min(positions, MOST)]
@@ -79,6 +84,8 @@ class StepCost:
         numbers themselves before any step has run."""
         if self._table is None:
             self._table = self._fitted()
+        if first + count <= MOST:
+            return self._table[first : first + count + 1]
         return self._table[np.minimum(np.arange(first, first + count + 1), MOST)]
 
     def _fitted(self) -> Float64:

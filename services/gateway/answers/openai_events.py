@@ -17,6 +17,7 @@ from pagewire.services.gateway.answers.openai_shapes import (
     Completion,
     CompletionChoice,
     Usage,
+    metrics_of,
     timings_of,
     usage_of,
 )
@@ -41,6 +42,8 @@ class EventFields:
     """Ids of each prompt, if events have token ids; None: they have none."""
     prompt_logprobs: bool = False
     """Whether events have the log-probabilities of prompts."""
+    metrics: bool = False
+    """Whether the event with the usage has the figures of the drafts."""
 
 
 TEXT_ALONE = EventFields()
@@ -63,6 +66,7 @@ class OpenAIEvents(EventStream, Generic[C]):
         self._tokens = 0
         """Generated tokens so far."""
         self._prompt_ids = fields.prompt_ids
+        self._metrics = fields.metrics
         self._detailed = fields.prompt_ids is not None or fields.prompt_logprobs
         """Whether an event has more than text and log-probabilities of its tokens."""
         self._plain = not (fields.counted or fields.logprobs or self._detailed)
@@ -106,6 +110,7 @@ class OpenAIEvents(EventStream, Generic[C]):
         if not usage:
             return ends
         self._body.timings = timings_of(final.metrics, final.usage)
+        self._body.metrics = metrics_of(final.metrics, len(final.choices), shown=self._metrics)
         return ends + self._event([], usage_of(final.usage))
 
     @override

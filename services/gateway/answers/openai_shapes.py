@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from pagewire.shared.messages import client
-from pagewire.shared.messages.request_metrics import Metrics
+from pagewire.shared.messages.request_metrics import Metrics, SpeculativeDecoding
 
 TokenIds = list[int] | msgspec.UnsetType
 
@@ -60,6 +60,12 @@ class Timings(msgspec.Struct):
     """Drafted tokens; only if there were any."""
     draft_n_accepted: int | msgspec.UnsetType = msgspec.UNSET
     """Drafted tokens that were right."""
+
+
+class AnswerMetrics(msgspec.Struct):
+    """The figures of a request with vLLM's names, where the server is told to give them."""
+
+    speculative_decoding: SpeculativeDecoding
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -126,6 +132,8 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"] = "text_completion"
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     """Only beside the usage of a request that has ended."""
+    metrics: AnswerMetrics | msgspec.UnsetType = msgspec.UNSET
+    """Only there, too, and only with `--per-request-spec-decode-metrics`."""
 
 
 class FunctionCall(msgspec.Struct, omit_defaults=True):
@@ -193,6 +201,8 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it."""
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    metrics: AnswerMetrics | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only with `--per-request-spec-decode-metrics`."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -234,6 +244,8 @@ class ChatChunk(msgspec.Struct):
     """vLLM's field; only if the request asks for it, in the first event of a choice."""
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     """Only beside the usage of a request that has ended."""
+    metrics: AnswerMetrics | msgspec.UnsetType = msgspec.UNSET
+    """Only there, too, and only with `--per-request-spec-decode-metrics`."""
 
 
 class Model(msgspec.Struct):
@@ -288,3 +300,10 @@ def timings_of(metrics: Metrics | None, usage: client.Usage) -> Timings | msgspe
     if drafts := metrics.speculative_decoding:
         timings.draft_n, timings.draft_n_accepted = drafts.num_draft_tokens, drafts.num_accepted_draft_tokens
     return timings
+
+
+def metrics_of(metrics: Metrics | None, choices: int, *, shown: bool) -> AnswerMetrics | msgspec.UnsetType:
+    """Converts the figures of a request with so many choices to vLLM's format, which has those of a single one; unset
+    unless `shown`."""
+    drafts = msgspec.UNSET if metrics is None or choices > 1 or not shown else metrics.speculative_decoding
+    return AnswerMetrics(drafts) if drafts else msgspec.UNSET

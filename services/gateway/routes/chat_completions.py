@@ -12,7 +12,7 @@ from pagewire.services.gateway.answers.answer_reader import AnswerReader
 from pagewire.services.gateway.answers.chat_messages import finish_reason_of, message_of
 from pagewire.services.gateway.answers.logprobs import chat_logprobs
 from pagewire.services.gateway.answers.openai_events import ChatEvents
-from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatCompletion, timings_of, usage_of
+from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatCompletion, metrics_of, timings_of, usage_of
 from pagewire.services.gateway.answers.parsed_chat_events import ParsedChatEvents
 from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
@@ -47,6 +47,7 @@ class ChatCompletions(Api):
             ],
             usage=usage_of(result.usage),
             timings=timings_of(result.metrics, result.usage),
+            metrics=metrics_of(result.metrics, len(result.choices), shown=call.metrics),
         )
         if call.token_ids:
             answer.prompt_token_ids = (result.prompt_token_ids or [])[0]

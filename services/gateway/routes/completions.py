@@ -11,7 +11,13 @@ from pagewire.client.stream import Stream
 from pagewire.services.gateway.answers.echo_events import Echo, EchoEvents
 from pagewire.services.gateway.answers.logprobs import completion_logprobs, echoed_logprobs, joined
 from pagewire.services.gateway.answers.openai_events import CompletionEvents
-from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
+from pagewire.services.gateway.answers.openai_shapes import (
+    Completion,
+    CompletionChoice,
+    metrics_of,
+    timings_of,
+    usage_of,
+)
 from pagewire.services.gateway.requests.completion_request import decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
@@ -82,6 +88,7 @@ class Completions(Api):
             choices=choices,
             usage=usage_of(result.usage),
             timings=timings_of(result.metrics, result.usage),
+            metrics=metrics_of(result.metrics, len(result.choices), shown=call.metrics),
         )
 
     @override

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -63,6 +63,8 @@ class ApiCall:
     """Whether the reasoning is part of a chat's answer."""
     token_ids: bool = False
     """Whether token ids are part of the answer."""
+    metrics: bool = False
+    """Whether the figures of the drafts are part of the answer."""
     echoed: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that are repeated in the answer."""
     client_tools: dict[str, ClientTool] = field(default_factory=dict)
@@ -95,14 +97,23 @@ class Endpoint:
     """
 
     def __init__(
-        self, api: Api, client: AsyncClient, body_limit: int, log: RequestLog | None = None, *, strict: bool = False
+        self,
+        api: Api,
+        client: AsyncClient,
+        body_limit: int,
+        log: RequestLog | None = None,
+        *,
+        strict: bool = False,
+        metrics: bool = False,
     ) -> None:
-        """`log`: keeps the requests of several endpoints. `strict`: whether unknown fields are refused."""
+        """`log`: keeps the requests of several endpoints. `strict`: whether unknown fields are refused. `metrics`:
+        whether answers have the figures of their drafts."""
         self._api = api
         self._client = client
         self._body_limit = body_limit
         self._requests = log or RequestLog()
         self._strict = strict
+        self._metrics = metrics
         self.running = 0
         self.served = 0
 
@@ -118,7 +129,8 @@ class Endpoint:
         traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
         try:
             unknown = UnknownFields(strict=self._strict)
-            call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
+            body = await read_body(scope, receive, self._body_limit)
+            call = replace(self._api.read(body, unknown), metrics=self._metrics)
             if body_id := call.arguments["request_id"]:
                 if subjects.is_token(body_id):  # otherwise the pipeline refuses it
                     headers = [(HEADER, client_id or body_id.encode())]
@@ -212,6 +224,7 @@ def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields
         logprobs="logprobs" in call.arguments,
         prompt_ids=stream.prompt_token_ids if call.token_ids else None,
         prompt_logprobs="prompt_logprobs" in call.arguments,
+        metrics=call.metrics,
     )
 
 

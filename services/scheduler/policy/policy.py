@@ -338,6 +338,7 @@ class Policy:
             trace=sequence.trace,
             reports_prompt=sequence.reports_prompt,
             adapter=sequence.adapter,
+            cache_salt=sequence.cache_salt,
         )
 
     def _end_expired(self, waiting: list[Sequence], now: float) -> list[int]:

@@ -10,6 +10,7 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED
 from pagewire.shared.models.named_models import DEFAULT
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import draft_model
 
 
 @pytest.fixture
@@ -45,3 +46,15 @@ def test_the_services_get_the_path_and_the_name() -> None:
     assert (chosen.model, chosen.served_model_name) == (str(BUNDLED), "bundled")
     named = asyncio.run(choose_model(Settings(model="bundled", served_model_name="mine")))
     assert named.served_model_name == "mine"
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_services_get_the_path_of_the_model_that_drafts() -> None:
+    config = '{"model": "bundled", "num_speculative_tokens": 3}'
+    chosen = asyncio.run(choose_model(Settings(model="bundled", device="cpu", speculative_config=config)))
+    draft = draft_model(chosen)
+    assert draft is not None
+    assert (draft.model, draft.spec_type) == (str(BUNDLED), "none")
+    missing = Settings(model="bundled", device="cpu", speculative_config='{"model": "/nowhere"}')
+    with pytest.raises(ConfigurationError, match="/nowhere"):
+        asyncio.run(choose_model(missing))

@@ -12,6 +12,7 @@ from pagewire.services.executor.devices.protocol import (
     AdapterSlots,
     Candidates,
     Capacity,
+    Device,
     Edits,
     Int64,
     Logprobs,
@@ -110,6 +111,7 @@ class FakeDevice:
     """
 
     adapters: AdapterSlots | None = None
+    draft_model: Device | None = None
 
     def __init__(self, capacity: Capacity = CAPACITY, *, depth: int = 1, gated: bool = False) -> None:
         self.capacity = capacity

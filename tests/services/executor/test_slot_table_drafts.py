@@ -5,10 +5,12 @@ import pytest
 
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import CAPACITY, add, plan, sampling
 from tests.support.drafters import Scripted
 
@@ -21,7 +23,7 @@ def drafting(*added: AddSlot, draft: list[int]) -> SlotTable:
     table = SlotTable(CAPACITY, speculator)
     table.apply(plan(1, *added))
     for each in added:
-        speculator.begin(each.slot, unpack(each.sampling.stop_ids), None)
+        speculator.begin(each.slot, NewSequence(record(), each.prompt_tokens), unpack(each.sampling.stop_ids), None)
     return table
 
 

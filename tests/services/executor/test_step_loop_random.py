@@ -18,6 +18,8 @@ from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
+from pagewire.services.executor.speculation.draft_model import DraftModel
+from pagewire.services.executor.speculation.drafter import Drafter
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
@@ -276,30 +278,35 @@ texts = st.lists(
 @pytest.mark.parametrize(
     ("depth", "most", "forces", "drafts"),
     [
-        (1, 1, False, False),
-        (2, 1, False, False),
-        (3, 1, False, False),
-        (2, 3, False, False),
-        (1, 1, True, False),
-        (2, 1, True, False),
-        (1, 1, False, True),
+        (1, 1, False, "none"),
+        (2, 1, False, "none"),
+        (3, 1, False, "none"),
+        (2, 3, False, "none"),
+        (1, 1, True, "none"),
+        (2, 1, True, "none"),
+        (1, 1, False, "guesses"),
+        (1, 1, False, "model"),
     ],
 )
 @settings(max_examples=60, deadline=None)
 @given(texts=texts, seed=st.integers(0, 2**32))
 def test_every_sequence_gets_its_tokens_however_deep_the_queue(
-    depth: int, most: int, forces: bool, drafts: bool, texts: list[Text], seed: int
+    depth: int, most: int, forces: bool, drafts: str, texts: list[Text], seed: int
 ) -> None:
     for number, text in enumerate(texts, 1):
         text.number = number
     scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts, most, forces=forces)
-    drafter = guessing([[*text.prompt, *text.whole] for text in texts])
+    small = FakeDevice(replace(CAPACITY, num_blocks=12, max_model_len=30))  # too few blocks for all, and too short
+    drafter: Drafter = guessing([[*text.prompt, *text.whole] for text in texts])
+    if drafts == "model":
+        drafter = DraftModel(small, CAPACITY.vocab_size)
     with drafting(drafter):
-        speculator = Speculator(drafter, 4, CAPACITY.max_num_seqs) if drafts else None
+        speculator = None if drafts == "none" else Speculator(drafter, 4, CAPACITY.max_num_seqs)
         loop = StepLoop(device, scheduler, scheduler.emit, speculator=speculator)
         loop.run()
     assert all(text.finish or text.over for text in texts)
     assert not device.pending
+    assert small.tables.keys() <= device.tables.keys(), "the draft model has the sequences that are left"
     assert scheduler.drafted == loop.counters.drafted
     assert loop.counters.sampled == sum(
         token != NO_TOKEN for ran in scheduler.emitted for token in unpack(ran.output.tokens)

@@ -26,6 +26,13 @@ def test_a_cache_whose_size_is_set_counts_as_it_is() -> None:
     assert need(num_kv_blocks=10, block_size=16) == SERVICES + WEIGHTS + 160 * POSITION
 
 
+def test_a_model_that_drafts_needs_as_much_again_if_it_is_as_large() -> None:
+    twin = f'{{"model": "{BUNDLED}"}}'
+    both = need(max_model_len=100, speculative_config=twin)
+    assert both - SERVICES == 2 * (need(max_model_len=100) - SERVICES)
+    assert need(kv_cache_memory=12345, speculative_config=twin) == SERVICES + 2 * WEIGHTS + 12345
+
+
 def test_a_simulated_model_needs_only_its_services() -> None:
     assert need(device="sim:h100") == SERVICES
 

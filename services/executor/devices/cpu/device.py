@@ -96,9 +96,11 @@ class CpuDevice(Device):
         cores: Cores,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
         adapters: AdapterSlots | None = None,
+        draft_model: "CpuDevice | None" = None,
     ) -> None:
         """`adapters` are those that `backend` knows."""
         self.adapters = adapters
+        self.draft_model = draft_model
         self.capacity = capacity
         self._busy = 0.0
         self._model = model
@@ -110,7 +112,7 @@ class CpuDevice(Device):
     @property
     @override
     def busy(self) -> float:
-        return self._busy
+        return self._busy + (0.0 if self.draft_model is None else self.draft_model.busy)
 
     @property
     @override
@@ -266,6 +268,8 @@ class CpuDevice(Device):
 
     @override
     def close(self) -> None:
+        if self.draft_model is not None:
+            self.draft_model.close()
         self._cores.close()
         del self._model, self._backend
         self._slots.masks.close()

@@ -1,22 +1,27 @@
 """A speculator drafts where a draft is likely to pay, and nowhere else."""
 
-import numpy as np
+from collections.abc import Sequence
 
-from pagewire.services.executor.speculation.drafters import Draft
-from pagewire.services.executor.speculation.speculator import DraftRow, Speculator
+import numpy as np
+import pytest
+
+from pagewire.services.executor.devices.protocol import Float64
+from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
+from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.shared.sampling_parameters import record
 
 DRAFT = Draft([7, 8, 9, 10, 11, 12], [1.0] * 6, 20)
 
 
-class Constant:
+class Constant(Drafter):
     """Drafts the same for every text."""
 
     def __init__(self, draft: Draft = DRAFT) -> None:
         self._draft = draft
 
-    def draft(self, text: np.ndarray, most: int) -> Draft:
+    def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
         tokens, shares, length = self._draft
-        return Draft(tokens[:most], shares[:most], length)
+        return [Draft(tokens[: row.room], shares[: row.room], length) for row in rows]
 
 
 def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40) -> Speculator:
@@ -25,7 +30,7 @@ def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40)
     for positions, time in seconds.items():
         result.cost.observe(positions, time)
     for slot in range(slots):
-        result.begin(slot, [11], None)
+        result.begin(slot, NewSequence(record(), prompt_tokens=1), [11], None)
     return result
 
 
@@ -78,6 +83,34 @@ def test_the_likeliest_drafts_get_the_positions() -> None:
 
 def test_a_slot_without_a_sequence_has_no_drafts() -> None:
     ended = speculator(FLAT)
-    ended.end(0)
+    ended.end(0, np.array([1]))
     assert not ended.drafts_for(0)
     assert ended.drafts_for(1)
+
+
+class Costly(Constant):
+    """Takes so many seconds for each token, whatever the number of rows."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self.rooms: list[int] = []
+
+    def seconds(self, rows: int, most: int) -> Float64:
+        return np.arange(most + 1) * self._seconds
+
+    def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        self.rooms.append(max(row.room for row in rows))
+        return super().draft(rows)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 4), (0.001, 4), (0.0075, 1), (0.02, 0)])
+def test_no_more_is_drafted_than_the_time_of_drafting_pays_for(seconds: float, most: int) -> None:
+    drafter = Costly(seconds)
+    costly = Speculator(drafter, 4, 2)
+    for positions, time in FLAT.items():
+        costly.cost.observe(positions, time)
+    costly.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
+    (tokens,) = costly.draft(rows(1), 1, 1)
+    assert len(tokens) == most
+    assert drafter.rooms == [most] * (most > 0), "what does not pay is not even asked for"

@@ -1,0 +1,193 @@
+"""Opens the CPU: loads the model, and the one that drafts for it, and allocates their KV pools."""
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import torch
+
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.adapters.targets import Targets, targets_of
+from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
+from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks, usable_memory
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import CpuDevice, multiplies_bf16
+from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
+from pagewire.services.executor.devices.defaults import slots_of
+from pagewire.services.executor.devices.logprobs import LogprobsMode
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.registry import build_model, is_native, load_model
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.memory_need import POOL_SHARE
+from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config, tokenizer_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import draft_model
+
+MAX_STEP_TOKENS = 4096
+"""Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
+MAX_DRAFTS = 64
+"""Drafted tokens of a row on a CPU, where compiled kernels give each position the result that it has alone."""
+
+_log = structlog.get_logger()
+
+
+def open_cpu(settings: Settings, folder: Path) -> CpuDevice:
+    """Opens this machine's CPU, loads the model of `folder` and allocates the KV pool.
+
+    Raises:
+        ConfigurationError: the model, or the one that drafts, cannot be loaded, or the pool would be too small.
+    """
+    if settings.tensor_parallel_size > 1:
+        raise ConfigurationError("device cpu does not support a tensor-parallel-size above 1: set it to 1")
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if cores > 2:
+        threads = min(threads, cores - 1)  # leaves a core for the other services
+    threads = max(1, threads // settings.data_parallel_size)
+    _log.info("loading_kernels", first_time="they are compiled, which takes about 15 s")
+    kernels = CpuKernels(build.load(), threads)
+    loaded = _load(settings, folder, kernels)
+    small = draft_model(settings)
+    draft = None if small is None else _load_draft(settings, small, loaded, kernels)
+
+    def compute_on(count: int) -> None:
+        kernels.threads = count
+        # Beside the kernels, torch has only small operations left.
+        torch.set_num_threads(1 if loaded.compiled else count)
+
+    shared_cores = Cores(threads, compute_on)
+    free, windows, block_bytes = usable_memory(settings), loaded.windows, loaded.block_bytes
+    if draft is not None:  # whose pool has blocks for as many positions
+        block_bytes += -(-draft.block_bytes * len(draft.windows) // len(windows))
+    blocks = pool_blocks(settings, loaded.length, block_bytes, int(free * POOL_SHARE), free, windows)
+    slots = min(slots_of(settings), blocks // len(windows))
+    drafting = None
+    if draft is not None:
+        drafting = draft.open(settings, blocks // len(windows) * len(draft.windows), slots, shared_cores)
+    device = loaded.open(settings, blocks, slots, shared_cores, drafting)
+    log_pool(device.capacity, block_bytes)
+    return device
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model with its kernels, which has no KV pool yet."""
+
+    model: CausalLM
+    kernels: CpuKernels
+    length: int
+    """Context, in tokens."""
+    cached: torch.dtype
+    """Dtype of the KV pool."""
+    block_bytes: int
+    """Bytes of a block over all layers of a group."""
+    compiled: bool
+    """Whether compiled kernels compute the layers."""
+    adapters: CpuAdapters | None
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows of the groups of layers, as in `Capacity`."""
+        return self.model.spec.groups.windows
+
+    def open(
+        self, settings: Settings, blocks: int, slots: int, cores: Cores, draft: CpuDevice | None = None
+    ) -> CpuDevice:
+        """Allocates a KV pool of so many blocks; returns the device, for which `draft` computes drafts."""
+        spec = self.model.spec
+        capacity = Capacity(
+            num_blocks=blocks,
+            block_size=settings.block_size,
+            max_num_seqs=slots,
+            max_model_len=self.length,
+            vocab_size=spec.vocab_size,
+            max_candidates=MAX_CANDIDATES,
+            max_step_tokens=MAX_STEP_TOKENS,
+            windows=self.windows,
+            pool_bytes=blocks * self.block_bytes + (0 if draft is None else draft.capacity.pool_bytes),
+            max_drafts=MAX_DRAFTS if self.compiled else 0,
+        )
+        backend = CompiledBackend(self.kernels, spec, capacity, self.cached, self.adapters)
+        mode = LogprobsMode(settings.logprobs_mode)
+        return CpuDevice(self.model, capacity, backend, cores, mode, self.adapters, draft)
+
+
+def _load(settings: Settings, folder: Path, kernels: CpuKernels) -> _Loaded:
+    config = read_config(folder)
+    length = max_model_len(settings, config)
+    native = is_native(config)
+    emulated = settings.dtype == "auto" and not native and not multiplies_bf16(Path("/proc/cpuinfo"))
+    packing = _packing(settings, kernels if native else None)
+    random = settings.seed if settings.load_format == "dummy" else None
+    loaded = load_model(folder, config, "float32" if emulated else settings.dtype, packing, random)
+
+    model = loaded
+    spec, dtype = model.spec, model.embedding.dtype
+    cached = torch.int8 if settings.kv_cache_dtype == "int8" else dtype
+    check_length(spec, length)
+    block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, cached)
+    if not native:
+        from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
+
+        model = prove(loaded, functools.partial(CompiledBackend, kernels), settings.block_size, length)
+    compiled = native or model is not loaded
+    del loaded
+    if settings.enable_lora and not compiled:
+        raise ConfigurationError("transformers computes this model, without adapters: leave enable-lora out")
+    adapters = None
+    if compiled:
+        targets = _targets(model, config) if settings.enable_lora else None
+        model = CompiledLM(model, kernels, length)
+        if targets is not None:
+            adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
+    return _Loaded(model, kernels, length, cached, block_bytes, compiled, adapters)
+
+
+def _load_draft(settings: Settings, small: Settings, loaded: _Loaded, kernels: CpuKernels) -> _Loaded:
+    """Loads the model that drafts for one that is `loaded`; its settings are `small`."""
+    if not loaded.compiled:
+        raise ConfigurationError("transformers computes this model, without drafted tokens: set spec-type to none")
+    ids, own = (
+        load_tokenizer(tokenizer_folder(each)).backend.get_vocab(with_added_tokens=True) for each in (small, settings)
+    )
+    if ids != own:
+        raise ConfigurationError(
+            f"the tokenizer of the draft model {small.model} has other tokens than the model's, such as "
+            f"{_difference(ids, own)}: give a draft model with the same tokenizer"
+        )
+    folder = folder_of(small)
+    length = min(max_model_len(small, read_config(folder)), loaded.length)
+    return _load(msgspec.structs.replace(small, max_model_len=length), folder, kernels)
+
+
+def _difference(ids: dict[str, int], own: dict[str, int]) -> str:
+    """Returns, in words, a token that has other ids in two tokenizers."""
+    token = min(token for token, id_ in ids.items() ^ own.items())
+    return f"{token!r}, {ids.get(token, 'none')} instead of {own.get(token, 'none')}"
+
+
+def _targets(model: CausalLM, config: dict[str, Any]) -> Targets:
+    """Returns the modules that adapters can change of a model, whose matrices may be packed already if it is native."""
+    built = build_model(config) if is_native(config) else model
+    return targets_of(built, tuple(config.get("architectures") or ()))
+
+
+def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
+    """Returns how weights become integers; None if they do not, as where `transformers` computes, without `kernels`."""
+    if settings.quantization == "none" or (settings.quantization == "auto" and settings.dtype != "auto"):
+        return None
+    bits = {"auto": None, "int8": 8, "int4": 4}[settings.quantization]
+    if kernels is None and bits is not None:
+        raise ConfigurationError(
+            f"quantization {settings.quantization} needs a model that the CPU kernels compute: set it to auto"
+        )
+    return None if kernels is None else CpuPacking(kernels, bits)
