@@ -99,6 +99,14 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class TokenOrigin(msgspec.Struct):
+    """How the token of an event came."""
+
+    text: str
+    """Text that the token adds, tags of reasoning and calls included."""
+    origin: client.TokenOrigin
+
+
 class CompletionChoice(msgspec.Struct):
     """A completion or, in a stream, the next part of one."""
 
@@ -113,6 +121,8 @@ class CompletionChoice(msgspec.Struct):
     """vLLM's field; only if the request asks for it."""
     prompt_token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
+    token_origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
+    """How the token came; only if the request asks for it, in an event of a stream."""
 
 
 class Completion(msgspec.Struct):
@@ -217,6 +227,8 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: str | int | None = None
     token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it."""
+    token_origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
+    """How the token came; only if the request asks for it, in an event of a stream."""
 
 
 class ChatChunk(msgspec.Struct):
@@ -288,3 +300,8 @@ def timings_of(metrics: Metrics | None, usage: client.Usage) -> Timings | msgspe
     if drafts := metrics.speculative_decoding:
         timings.draft_n, timings.draft_n_accepted = drafts.num_draft_tokens, drafts.num_accepted_draft_tokens
     return timings
+
+
+def origin_of(delta: client.Delta) -> TokenOrigin | msgspec.UnsetType:
+    """Returns how the token of a delta came; unset: the request does not ask, or nobody knows."""
+    return delta.origin if isinstance(delta.origin, msgspec.UnsetType) else TokenOrigin(delta.text, delta.origin)

@@ -39,6 +39,8 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
     return_token_ids: bool = False
     """Whether the ids of prompts and completions are part of the answer."""
+    return_token_origins: bool = False
+    """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
     no_tokens: bool = False
     """Whether `max_tokens` is 0; a body does not have this field."""
 

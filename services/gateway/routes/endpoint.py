@@ -217,6 +217,7 @@ def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields
         logprobs="logprobs" in call.arguments,
         prompt_ids=stream.prompt_token_ids if call.token_ids else None,
         prompt_logprobs="prompt_logprobs" in call.arguments,
+        origins=bool(call.arguments.get("return_token_origins")),
     )
 
 
