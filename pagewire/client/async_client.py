@@ -152,6 +152,7 @@ class AsyncClient:
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool | None = None,
         return_token_ids: bool = False,
+        return_token_origins: bool = False,
         clamp_max_tokens: bool = False,
         fresh: bool = False,
         **fields: Any,
@@ -182,6 +183,7 @@ class AsyncClient:
             add_special_tokens: whether a text gets the model's special tokens around a prompt; by default
                 prompts do, and conversations do not.
             return_token_ids: whether the ids of the prompts are part of the answer.
+            return_token_origins: whether each delta says if its token was sampled, drafted or forced.
             clamp_max_tokens: whether a `max_tokens` beyond the context becomes what the context leaves.
             fresh: whether `request_id` is new, so that no earlier request is looked for.
 
@@ -211,6 +213,8 @@ class AsyncClient:
             request["add_special_tokens"] = add_special_tokens
         if return_token_ids:
             request["return_token_ids"] = True
+        if return_token_origins:
+            request["return_token_origins"] = True
         if clamp_max_tokens:
             request["clamp_max_tokens"] = True
         try:

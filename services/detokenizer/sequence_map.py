@@ -40,6 +40,12 @@ class StepEffects:
         if at:
             self.before[at] = self.before.get(at, 0) + rows
 
+    def note_end(self, stream: Stream, sequence: int, *, stopped: bool) -> None:
+        """Notes a completion that has ended; `stopped`: by a stop string."""
+        self.ended.add(stream)
+        if stopped:
+            self.stopped.setdefault(stream, []).append(sequence)
+
 
 class SequenceMap:
     """The choice of each attached sequence."""
@@ -94,6 +100,8 @@ class SequenceMap:
                 stream.times.note_row(output.elapsed_us, token=False)
                 continue
             position = start + count - choice.prompt_length
+            if (more or output.drafts) and choice.origins is not None:
+                choice.note_origins(position, 1 + len(more.get(sequence, ())), output.accepted_drafts(sequence))
             try:
                 if more and sequence in more:
                     new = _accept_all(choice, position, [token, *more[sequence]], finish)
@@ -117,9 +125,7 @@ class SequenceMap:
                 stream.cached_tokens += choice.count_cached(start)
                 stream.times.note_row(output.elapsed_us, token=True)
             if choice.finish is not None:
-                effects.ended.add(stream)
-                if finish == Finish.NONE:
-                    effects.stopped.setdefault(stream, []).append(sequence)
+                effects.note_end(stream, sequence, stopped=finish == Finish.NONE)
         effects.note_before(last, rows - noted)
         effects.tokens = rows + further
         return effects

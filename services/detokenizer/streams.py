@@ -373,6 +373,8 @@ class Streams:
         if (choice.logprobs is not None and not reported) or choice.prompt_logprobs:
             return
         last = len(tokens) - 1
+        if len(choice.tokens) < len(tokens):
+            choice.origins = None
         for position in range(len(choice.tokens), len(tokens)):
             self._metrics.tokens += choice.accept(
                 position, tokens[position], finish if position == last else Finish.NONE

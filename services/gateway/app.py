@@ -26,6 +26,7 @@ from pagewire.services.gateway.routes.adapters import Adapters
 from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT_MESSAGE
 from pagewire.services.gateway.routes.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.ollama_models import REFUSED, OllamaModels
 from pagewire.services.gateway.routes.tokenization import Tokenization
 from pagewire.shared.errors import Internal, InvalidRequest, ModelNotFound, PagewireError
 
@@ -66,8 +67,9 @@ def build(
     """
     tokenization = Tokenization(client, body_limit, strict=strict)
     adapters = Adapters(client, body_limit, strict=strict)
-    console_routes = () if console is None else console.routes()
-    routes = _starlette(client, endpoints, health, metrics, tokenization, adapters, broker, console_routes)
+    ollama = OllamaModels(client, body_limit, strict=strict)
+    more_routes = [*(console.routes() if console else [Route("/", _no_page)]), *ollama.routes()]
+    routes = _starlette(client, endpoints, health, metrics, tokenization, adapters, broker, more_routes)
     app: ASGIApp = Shortcut(endpoints, routes)
     if find_tenant is not None:
         app = Authentication(app, find_tenant, () if console is None else console.public_paths)
@@ -84,7 +86,7 @@ def _starlette(
     tokenization: Tokenization,
     adapters: Adapters,
     broker: str,
-    console_routes: Sequence[Route],
+    more_routes: Sequence[Route],
 ) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
@@ -150,7 +152,7 @@ def _starlette(
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", tokenization.count_tokens, methods=["POST"]),
             *[Route(path, pooling, methods=["POST"]) for path in POOLING],
-            *console_routes,
+            *more_routes,
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={
@@ -180,6 +182,13 @@ class Shortcut:
         return (endpoint or self._others)(scope, receive, send)
 
 
+async def _no_page(request: Request) -> Response:
+    """Answers HEAD, by which Ollama's clients look for a server; there is no page."""
+    if request.method == "HEAD":
+        return Response()
+    raise HTTPException(404)
+
+
 async def _on_pagewire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PagewireError)
     return errors.response(error, request.url.path)
@@ -203,7 +212,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
         kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
     else:
-        hidden = (*POOLING, FOLDER)
+        hidden = (*POOLING, *REFUSED, FOLDER)
         paths = [path for path in routes if "{" not in path and not path.startswith(hidden)]
         kind, hint = "not_found", f"use one of {', '.join(paths)}"
     message = f"{request.method} {request.url.path}: {error.detail}: {hint}"

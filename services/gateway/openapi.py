@@ -10,13 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pagewire.services.gateway.answers import openai_shapes
-from pagewire.services.gateway.http.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
+from pagewire.services.gateway.answers.ollama_lines import MEDIA_TYPE
+from pagewire.services.gateway.answers.ollama_shapes import OllamaChatAnswer, OllamaGenerateAnswer
+from pagewire.services.gateway.http.errors import MESSAGES, OLLAMA, AnthropicsErrorBody, ErrorBody, OllamasErrorBody
 from pagewire.services.gateway.requests.anthropic_request import MessagesRequest
 from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest
 from pagewire.services.gateway.requests.completion_request import FIELDS, CompletionRequest
+from pagewire.services.gateway.requests.ollama_request import OllamaChatRequest, OllamaGenerateRequest
 from pagewire.services.gateway.requests.responses_request import PASSED, ResponsesRequest
 from pagewire.services.gateway.routes import anthropic_messages, responses
 from pagewire.services.gateway.routes.adapters import AdapterAnswer
+from pagewire.services.gateway.routes.ollama_models import ShowAnswer, ShowRequest
 from pagewire.services.gateway.routes.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -38,8 +42,8 @@ class Route(NamedTuple):
     summary: str
     sampling: bool = False
     """Whether vLLM's sampling parameters may stand beside the fields of the request."""
-    streams: bool = True
-    """Whether the answer may be a stream of events."""
+    stream_type: str = "text/event-stream"
+    """Media type of an answer that is a stream; empty: no answer is one."""
     passed: Collection[str] = ()
     """Fields of a chat that may stand beside those of the request."""
 
@@ -55,20 +59,30 @@ ROUTES = {
         ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape.", passed=PASSED
     ),
     "/v1/messages": Route(MessagesRequest, anthropic_messages.Message, "Answers a chat, in Anthropic's shape."),
+    "/api/chat": Route(
+        OllamaChatRequest, OllamaChatAnswer, "Answers a chat, in Ollama's shape.", stream_type=MEDIA_TYPE
+    ),
+    "/api/generate": Route(
+        OllamaGenerateRequest,
+        OllamaGenerateAnswer,
+        "Answers a prompt or, with `raw`, continues it, in Ollama's shape.",
+        stream_type=MEDIA_TYPE,
+    ),
+    "/api/show": Route(ShowRequest, ShowAnswer, "Describes a model, in Ollama's shape.", stream_type=""),
     "/v1/messages/count_tokens": Route(
         MessagesRequest,
         TokenCount,
         "Counts the tokens of a chat, in Anthropic's shape.",
-        streams=False,
+        stream_type="",
     ),
-    "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", streams=False),
+    "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", stream_type=""),
     "/v1/load_lora_adapter": Route(
-        LoadAdapterRequest, AdapterAnswer, "Loads an adapter (LoRA) at run time, as vLLM does.", streams=False
+        LoadAdapterRequest, AdapterAnswer, "Loads an adapter (LoRA) at run time, as vLLM does.", stream_type=""
     ),
     "/v1/unload_lora_adapter": Route(
-        UnloadAdapterRequest, AdapterAnswer, "Removes an adapter, as vLLM does.", streams=False
+        UnloadAdapterRequest, AdapterAnswer, "Removes an adapter, as vLLM does.", stream_type=""
     ),
-    "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
+    "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", stream_type=""),
 }
 """The routes that take a JSON body, by path."""
 MEANINGS = {
@@ -90,6 +104,9 @@ MEANINGS = {
 """Meanings of the fields that neither their own struct nor one of the pipeline describes."""
 GET_PATHS = {
     "/": "The console, a page for people, unless `--no-console`.",
+    "/api/tags": "The models, in Ollama's shape.",
+    "/api/ps": "The same as /api/tags: a model that is not loaded is loaded by the next request.",
+    "/api/version": "The release of Ollama whose routes these are.",
     "/health": "200 while a request for a model would be served, else 503 and the reason; `?model=NAME`: for this one.",
     "/readyz": "The same as /health.",
     "/livez": "200 while the gateway runs.",
@@ -101,7 +118,7 @@ GET_PATHS = {
     "/docs": "This document as a page.",
 }
 """Answers to a GET of the other paths."""
-ERROR_BODIES = (ErrorBody, AnthropicsErrorBody)
+ERROR_BODIES = (ErrorBody, AnthropicsErrorBody, OllamasErrorBody)
 """Bodies of errors."""
 _REF = "#/components/schemas/{name}"
 """Template of the reference to a schema."""
@@ -122,8 +139,8 @@ def document() -> dict[str, Any]:
     paths["/v1/models/{model}"] = {"get": model}
     for path, route in ROUTES.items():
         operation = _operation(route.summary, refs[route.answer], refs[_error_of(path)])
-        if route.streams:
-            operation["responses"]["200"]["content"]["text/event-stream"] = {}
+        if route.stream_type:
+            operation["responses"]["200"]["content"][route.stream_type] = {}
         schema: dict[str, Any] = {
             "type": "object",
             "properties": {row[0]: row[1] for row in fields(route)},
@@ -231,6 +248,8 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error_of(path: str) -> type[msgspec.Struct]:
+    if path.startswith(OLLAMA):
+        return OllamasErrorBody
     return AnthropicsErrorBody if path.startswith(MESSAGES) else ErrorBody
 
 

@@ -21,6 +21,8 @@ from pagewire.services.gateway.routes.chat_completions import ChatCompletions
 from pagewire.services.gateway.routes.completions import Completions
 from pagewire.services.gateway.routes.endpoint import Api, Endpoint
 from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.ollama import OllamaChat, OllamaGenerate
+from pagewire.services.gateway.routes.ollama_models import REFUSED
 from pagewire.services.gateway.routes.request_log import RequestLog
 from pagewire.services.gateway.routes.responses import Responses
 from pagewire.shared.errors import BusError, Unavailable
@@ -39,6 +41,8 @@ APIS: dict[str, Api] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
+    "/api/chat": OllamaChat(),
+    "/api/generate": OllamaGenerate(),
 }
 """The routes that generate text, by path."""
 
@@ -91,7 +95,7 @@ class Gateway:
         """Whether everybody who reaches the port may use it."""
         guarded = PageGuard(application, pages)
         self._rotation = Rotation(guarded, tuple(openapi.ROUTES))
-        self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, "/v1/models"))
+        self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, *REFUSED, "/v1/models"))
         self._server = server.Server(self._counter, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:

@@ -185,6 +185,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     conversation, whose template spells them out, does not."""
     return_token_ids: bool = False
     """Whether the ids of the prompts are part of the answer; those of the completions always are."""
+    return_token_origins: bool = False
+    """Whether each frame of a stream says if its token was sampled, drafted, or forced by a grammar."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call, in OpenAI's shape; with `messages` only."""
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -295,6 +297,10 @@ class Queued(msgspec.Struct, tag="queued", tag_field="type"):
     request_id: str
 
 
+TokenOrigin = Literal["sampled", "drafted", "forced"]
+"""How a token came: sampled, drafted and verified, or the only one that a grammar allows."""
+
+
 class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     """One token of one completion."""
 
@@ -311,6 +317,9 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     """Log-probabilities of the prompt, if the request asks for them: with the first token of its first completion."""
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Tokens of the prompts that were in the prefix cache, with the first token of a completion; unset: none."""
+    origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
+    """How the token came, if the request asks for `return_token_origins`; unset: unknown, since the step that computed
+    it was not read here."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):

@@ -70,6 +70,8 @@ class OpenStream(Wire, frozen=True):
     """Whether log-probabilities of tokens are reported only to find the best, and are no part of the answer."""
     return_token_ids: bool = False
     """Whether the ids of the prompts are part of the answer: `prompts` has all of them."""
+    return_token_origins: bool = False
+    """Whether frames say how their tokens came."""
 
 
 class OpenState(IntEnum):

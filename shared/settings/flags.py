@@ -149,11 +149,12 @@ def default_text(field: FieldInfo) -> str:
 @cache
 def describe(fields: type) -> dict[str, str]:
     """Returns the docstring of each field of a class, read from the source, where it follows the field."""
-    (body,) = ast.parse(inspect.getsource(fields)).body
-    assert isinstance(body, ast.ClassDef)
     lines: dict[str, str] = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(line))):
-                lines[name] = line
+    for part in reversed([part for part in fields.__mro__ if part.__module__ == fields.__module__]):
+        (body,) = ast.parse(inspect.getsource(part)).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(line))):
+                    lines[name] = line
     return lines

@@ -76,6 +76,8 @@ def summary(body: bytes) -> list[str]:
     Raises:
         AssertionError: it is no whole answer of one of the APIs.
     """
+    if b'"done":' in body:
+        return _of_lines([msgspec.json.decode(line) for line in body.splitlines()])
     if not body.startswith((b"data:", b"event:")):
         return _of_whole(msgspec.json.decode(body))
     events = [line.removeprefix("data: ") for line in body.decode().splitlines() if line.startswith("data: ")]
@@ -115,6 +117,14 @@ def _of_blocks(events: list[Any]) -> list[str]:
     starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     text = "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta")
     return [*filter(None, [text]), *(f"[{block['name']}]" for block in starts if block["type"] == "tool_use")]
+
+
+def _of_lines(lines: list[Any]) -> list[str]:
+    assert lines[-1]["done"], lines
+    messages = [line.get("message") or {"content": line["response"]} for line in lines]
+    text = "".join(message["content"] for message in messages)
+    calls = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
+    return [*filter(None, [text]), *(f"[{name}]" for name in calls)]
 
 
 class Relay:

@@ -26,6 +26,8 @@ REQUIREMENTS = (
     "pydantic-ai-slim[anthropic,openai]==2.68.0",
     "instructor==1.17.0",
     "openai-agents==0.24.0",
+    "ollama==0.6.3",
+    "langchain-ollama==1.1.0",
 )
 CODEX, CLAUDE_CODE = "@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197"
 VERCEL = (

@@ -6,12 +6,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pagewire.client.sync import LoopThread
 from pagewire.services.gateway.http.http_protocol import ConnectionLimits, Connections
 from pagewire.services.gateway.http.origin import AllowedPages, PageGuard
 from pagewire.services.gateway.http.server import Server
 from pagewire.services.gateway.routes.health import REQUIRED
-from pagewire.shared.messages.client import ChatFormat, Delta, Final, FinalChoice, GenerateRequest, Logprob, Usage
+from pagewire.shared.messages.client import (
+    ChatFormat,
+    Delta,
+    Final,
+    FinalChoice,
+    GenerateRequest,
+    Logprob,
+    TokenOrigin,
+    Usage,
+)
 from pagewire.shared.process.listener import listen
 from tests.services.gateway.http_client import Gateway, start_gateway
 
@@ -39,7 +50,7 @@ class Model:
         self.requests.append(request)
         count = request.sampling.n
         deltas = [
-            Delta(index, start, word, [start], _logprobs(word, request))
+            Delta(index, start, word, [start], _logprobs(word, request), origin=_origin(start, request))
             for index in range(count)
             for start, word in enumerate(self._words())
         ]
@@ -50,6 +61,12 @@ class Model:
 
     def _words(self) -> list[str]:
         return [part + " " for part in self.text.split(" ")[:-1]] + self.text.split(" ")[-1:]
+
+
+def _origin(position: int, request: GenerateRequest) -> TokenOrigin | msgspec.UnsetType:
+    """Returns how a token came: of three in a row one was sampled, one drafted, one forced."""
+    origins: tuple[TokenOrigin, ...] = ("sampled", "drafted", "forced")
+    return origins[position % 3] if request.return_token_origins else msgspec.UNSET
 
 
 @dataclass

@@ -150,6 +150,20 @@ def test_the_probabilities_of_tokens_are_shown_on_hover_and_by_keys(view: Consol
 
 
 @full
+def test_drafted_and_forced_tokens_are_marked(view: Console, model: Model) -> None:
+    view.page.get_by_label("return_token_origins", exact=True).check()
+    view.ask("Hi")
+    view.until_answered()
+    assert model.requests[-1].return_token_origins
+    view.page.get_by_role("button", name="Tokens").click()
+    tokens = view.page.locator(".tokens")
+    assert [tokens.locator(f".{origin}").count() for origin in ("drafted", "forced")] == [2, 1]
+    assert "drafted 2 of 5" in view.page.locator(".token-legend").inner_text()
+    tokens.locator(".drafted").first.hover()
+    assert "drafted, token 2 of 5" in view.page.locator(".token-card").inner_text()
+
+
+@full
 def test_conversations_stay_and_are_exported_and_imported(view: Console, tmp_path: Path) -> None:
     view.ask("Keep this")
     view.until_answered()

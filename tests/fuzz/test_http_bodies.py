@@ -8,6 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from pagewire.client.sync import LoopThread
+from pagewire.services.gateway.answers.ollama_lines import MEDIA_TYPE
+from pagewire.services.gateway.http.errors import OLLAMA
 from pagewire.services.gateway.requests import (
     anthropic_request,
     chat_request,
@@ -15,6 +17,7 @@ from pagewire.services.gateway.requests import (
     responses_request,
     sampling_fields,
 )
+from pagewire.services.gateway.requests.ollama_request import OllamaChatRequest, OllamaGenerateRequest
 from pagewire.services.gateway.routes.endpoint import Endpoint
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.messages.client import SamplingParams
@@ -59,11 +62,27 @@ BODIES: list[dict[str, Any]] = [
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
         "max_output_tokens": 4,
     },
+    {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": "x", "images": []},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"role": "tool", "content": "x", "tool_name": "f"},
+        ],
+        "prompt": "x",
+        "raw": True,
+        "stream": False,
+        "format": {"type": "object"},
+        "think": "low",
+        "keep_alive": "5m",
+        "options": {"num_predict": 4, "seed": -1, "stop": ["a"], "repeat_penalty": 1.1, "num_ctx": 4096},
+    },
 ]
 NAMES = sorted(
     {*SamplingParams.__struct_fields__, *completion_request.FIELDS, *chat_request.FIELDS}
     | anthropic_request.FIELDS
     | responses_request.FIELDS
+    | {*OllamaChatRequest.__struct_fields__, *OllamaGenerateRequest.__struct_fields__}
     | sampling_fields.NEUTRAL.keys()
     | sampling_fields.IGNORED
 )
@@ -86,12 +105,17 @@ def test_any_body(gateway: tuple[LoopThread, Gateway], path: str) -> None:
         assert answer.status in {200, 400, 404, 408, 413}, (answer.status, answer.body)
         if answer.status != 200:
             error = answer.json["error"]
-            assert error["message"]
-            assert error["code"] if "code" in error else error["type"]
+            if not path.startswith(OLLAMA):
+                assert error["code"] if "code" in error else error["type"]
+                error = error["message"]
+            assert error
         elif answer.headers["content-type"].startswith("text/event-stream"):
             assert answer.chunks[-1].endswith(b"\n\n")
+        elif answer.headers["content-type"] == MEDIA_TYPE:
+            last = msgspec.json.decode(answer.body.splitlines()[-1])
+            assert last.get("done") or last.get("error")
         else:
-            assert answer.json.keys() & {"choices", "content", "output", "input_tokens"}
+            assert answer.json.keys() & {"choices", "content", "output", "input_tokens", "message", "response"}
 
     fuzz(json_bytes(BODIES, NAMES), check, known=KNOWN, batch=50, share=0.5)
 

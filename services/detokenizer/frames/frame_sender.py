@@ -122,6 +122,8 @@ class FrameSender:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
                 if completion.logprobs is not None:
                     delta.logprobs = [spelled(completion.logprobs[position], self.spell)]
+                if completion.origins is not None:
+                    delta.origin = completion.origins.get(position, "sampled")
                 if not position:
                     self._add_prompt(delta, stream)
                 if subscriber.batch_inbox and not subscriber.probe:

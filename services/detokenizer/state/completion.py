@@ -8,6 +8,7 @@ from pagewire.services.detokenizer.text.text_decoder import TextDecoder
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages import unpack
+from pagewire.shared.messages.client import TokenOrigin
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
@@ -38,6 +39,9 @@ class Completion:
     """Log-probabilities of each token; None if the request does not ask for them."""
     score: float | None = None
     """Cumulative log-probability of a completion that a beam search has found."""
+    origins: dict[int, TokenOrigin] | None = None
+    """Origins of the tokens that were not sampled, by position; None: the request does not ask for them, or a token
+    came without its step."""
 
 
 class StreamedChoice(Completion):
@@ -77,6 +81,7 @@ class StreamedChoice(Completion):
         self._counts_cached = first
         self._request = request
         self._decoder = decoder
+        self.origins = {} if request.return_token_origins else None
         self._stops = StopStrings(request.stop, include=request.include_stop) if request.stop else None
 
     def accept(self, position: int, token: int, finish: int) -> bool:
@@ -122,6 +127,13 @@ class StreamedChoice(Completion):
                 self._reported[position - self.prompt_length] = logprobs
         elif self.prompt_logprobs:
             self.prompt_logprobs[position] = logprobs
+
+    def note_origins(self, position: int, tokens: int, drafted: int) -> None:
+        """Notes how the tokens of a row from `position` on came: drafted ones, a sampled one, and then forced ones."""
+        if self.origins is not None:
+            for place in range(tokens):
+                if place != drafted:
+                    self.origins[position + place] = "drafted" if place < drafted else "forced"
 
     def count_cached(self, start: int) -> int:
         """Returns how many prompt tokens were cached, where the executor computes the sequence from `start` on.

@@ -4,6 +4,9 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from pagewire.shared.chat.formats import NAMED
 from pagewire.shared.chat.parser import Message, MessageParser, read_message
@@ -31,6 +34,14 @@ class AnswerBlock:
     def text(self) -> str:
         """The whole text, or all arguments of the call."""
         return "".join(self.texts)
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments of the call as an object; None: a model has written something else, or was cut."""
+        try:
+            return msgspec.json.decode(self.text, type=dict[str, Any]) if self.text else {}
+        except (msgspec.DecodeError, RecursionError):
+            return None
 
 
 class AnswerReader:

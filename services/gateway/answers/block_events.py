@@ -9,7 +9,7 @@ from typing_extensions import override
 from pagewire.services.gateway.answers.answer_reader import AnswerBlock, AnswerReader
 from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.shared.chat.parts import Kind, Part
-from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
+from pagewire.shared.messages.client import Delta, Final, FinalChoice
 
 
 class BlockEvents(EventStream):
@@ -35,8 +35,8 @@ class BlockEvents(EventStream):
         """Returns the events of a block that has ended; `cut`: the limit of tokens has ended it."""
 
     @abstractmethod
-    def finish(self, choice: FinalChoice, usage: Usage) -> bytes:
-        """Returns the events after all blocks."""
+    def finish(self, choice: FinalChoice, final: Final) -> bytes:
+        """Returns the events after all blocks of the only choice."""
 
     @override
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
@@ -49,7 +49,7 @@ class BlockEvents(EventStream):
         if self._block is None:
             events += self._events([Part(Kind.CONTENT, "")])
         cut = choice.finish_reason == "length"
-        return b"".join([*events, *self._end(cut=cut), self.finish(choice, final.usage)])
+        return b"".join([*events, *self._end(cut=cut), self.finish(choice, final)])
 
     def _events(self, parts: Iterable[Part]) -> Iterable[bytes]:
         for part in parts:

@@ -18,6 +18,7 @@ from pagewire.services.gateway.answers.openai_shapes import (
     CompletionChoice,
     Usage,
     metrics_of,
+    origin_of,
     timings_of,
     usage_of,
 )
@@ -44,6 +45,8 @@ class EventFields:
     """Whether events have the log-probabilities of prompts."""
     metrics: bool = False
     """Whether the event with the usage has the figures of the drafts."""
+    origins: bool = False
+    """Whether events say how their tokens came."""
 
 
 TEXT_ALONE = EventFields()
@@ -67,7 +70,7 @@ class OpenAIEvents(EventStream, Generic[C]):
         """Generated tokens so far."""
         self._prompt_ids = fields.prompt_ids
         self._metrics = fields.metrics
-        self._detailed = fields.prompt_ids is not None or fields.prompt_logprobs
+        self._detailed = fields.prompt_ids is not None or fields.prompt_logprobs or fields.origins
         """Whether an event has more than text and log-probabilities of its tokens."""
         self._plain = not (fields.counted or fields.logprobs or self._detailed)
         """Whether the events have nothing but text."""
@@ -153,7 +156,9 @@ class CompletionEvents(OpenAIEvents[CompletionChoice]):
 
     @override
     def part(self, delta: Delta) -> CompletionChoice:
-        choice = CompletionChoice(delta.index, delta.text, prompt_logprobs=delta.prompt_logprobs)
+        choice = CompletionChoice(
+            delta.index, delta.text, prompt_logprobs=delta.prompt_logprobs, token_origin=origin_of(delta)
+        )
         if delta.logprobs is not None:
             choice.logprobs = columns = completion_logprobs(delta.logprobs, self._offsets.get(delta.index, 0))
             self._offsets[delta.index] = columns.text_offset[-1] + len(columns.tokens[-1])
@@ -192,7 +197,8 @@ class ChatEvents(OpenAIEvents[ChatChunkChoice]):
         logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._top_logprobs)
         self._body.prompt_logprobs = delta.prompt_logprobs
         ids = delta.token_ids if self._prompt_ids is not None else msgspec.UNSET
-        return ChatChunkChoice(delta.index, ChatDelta(content=delta.text), logprobs, token_ids=ids)
+        text = ChatDelta(content=delta.text)
+        return ChatChunkChoice(delta.index, text, logprobs, token_ids=ids, token_origin=origin_of(delta))
 
     @override
     def end(self, choice: FinalChoice) -> ChatChunkChoice:

@@ -105,6 +105,14 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class TokenOrigin(msgspec.Struct):
+    """How the token of an event came."""
+
+    text: str
+    """Text that the token adds, tags of reasoning and calls included."""
+    origin: client.TokenOrigin
+
+
 class CompletionChoice(msgspec.Struct):
     """A completion or, in a stream, the next part of one."""
 
@@ -119,6 +127,8 @@ class CompletionChoice(msgspec.Struct):
     """vLLM's field; only if the request asks for it."""
     prompt_token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
+    token_origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
+    """How the token came; only if the request asks for it, in an event of a stream."""
 
 
 class Completion(msgspec.Struct):
@@ -227,6 +237,8 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: str | int | None = None
     token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it."""
+    token_origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
+    """How the token came; only if the request asks for it, in an event of a stream."""
 
 
 class ChatChunk(msgspec.Struct):
@@ -307,3 +319,8 @@ def metrics_of(metrics: Metrics | None, choices: int, *, shown: bool) -> AnswerM
     unless `shown`."""
     drafts = msgspec.UNSET if metrics is None or choices > 1 or not shown else metrics.speculative_decoding
     return AnswerMetrics(drafts) if drafts else msgspec.UNSET
+
+
+def origin_of(delta: client.Delta) -> TokenOrigin | msgspec.UnsetType:
+    """Returns how the token of a delta came; unset: the request does not ask, or nobody knows."""
+    return delta.origin if isinstance(delta.origin, msgspec.UnsetType) else TokenOrigin(delta.text, delta.origin)

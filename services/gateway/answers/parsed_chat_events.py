@@ -61,7 +61,8 @@ class ParsedChatEvents(ChatEvents):
         for delta in deltas:
             choice = ChatChunkChoice(index, delta)
             if report is not None:
-                choice.logprobs, choice.token_ids, report = report.logprobs, report.token_ids, None
+                choice.logprobs, choice.token_ids = report.logprobs, report.token_ids
+                choice.token_origin, report = report.token_origin, None
             events.append(self._event([choice], usage))
             self._body.prompt_logprobs = UNSET
         return b"".join(events)

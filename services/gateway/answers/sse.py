@@ -1,4 +1,4 @@
-"""The protocol of a streamed answer: deltas of the pipeline in, encoded server-sent events out."""
+"""The protocol of a streamed answer: deltas of the pipeline in, encoded events out."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
@@ -10,6 +10,8 @@ from pagewire.shared.messages.client import Delta, Final
 class EventStream(Protocol):
     """The events of one request, encoded."""
 
+    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    """The `Content-Type` of the response."""
     done: ClassVar[bytes]
     """The bytes behind the last event."""
 

@@ -1,4 +1,4 @@
-"""Errors in the shape of the route: OpenAI's, or Anthropic's under `/v1/messages`."""
+"""Errors in the shape of the route: OpenAI's, Anthropic's under `/v1/messages`, or Ollama's under `/api/`."""
 
 import msgspec
 from starlette.responses import Response
@@ -7,6 +7,8 @@ from pagewire.shared.errors import BusError, ContextLengths, PagewireError, Requ
 
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
+OLLAMA = "/api/"
+"""Prefix of the paths whose errors have Ollama's shape."""
 
 CONTEXT_LENGTH = "context_length_exceeded"
 """OpenAI's code of a request that is too long for the model."""
@@ -55,6 +57,12 @@ class AnthropicsErrorBody(msgspec.Struct, tag="error"):
     error: AnthropicsDetail
 
 
+class OllamasErrorBody(msgspec.Struct):
+    """Body of an error response, and last line of a failed stream, in Ollama's shape."""
+
+    error: str
+
+
 def body(status: int, code: str, message: str, path: str = "") -> bytes:
     """Returns an error of a path as JSON, which is not an exception of the pipeline's."""
     return _body(status, Detail(message, _openai_type(status), None, code), path)
@@ -92,6 +100,8 @@ def _body(status: int, detail: Detail, path: str) -> bytes:
     if path.startswith(MESSAGES):
         kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, detail.message)))
+    if path.startswith(OLLAMA):
+        return msgspec.json.encode(OllamasErrorBody(detail.message))
     return msgspec.json.encode(ErrorBody(detail))
 
 

@@ -101,6 +101,22 @@ MESSAGES_BLOCKS: Elements = (
 """Types of the blocks of Anthropic's messages. A document is refused unless it is text; in the result of a tool, blocks
 without text become a text that says that they are not shown."""
 
+OLLAMA_FIELDS: Elements = _each(HINT, "shift truncate") | _each(REFUSED, "context images suffix template")
+"""Fields of Ollama's chats and generations that are no fields of `ollama_request.py`. An empty value is no refusal."""
+OLLAMA_OPTIONS: Elements = (
+    _each(
+        BUILT,
+        """frequency_penalty min_p num_predict presence_penalty repeat_penalty seed stop temperature top_k top_p""",
+    )
+    | _each(
+        HINT,
+        """draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu num_batch num_ctx num_gpu num_gqa
+        num_keep num_thread numa penalize_newline repeat_last_n rope_frequency_base rope_frequency_scale use_mlock
+        use_mmap vocab_only""",
+    )
+    | _each(LEFT_OUT, "mirostat mirostat_eta mirostat_tau tfs_z typical_p")
+)
+"""Options of Ollama's requests."""
 
 TABLES: Mapping[str, Elements] = {
     "fields of completions and chats": CHAT_FIELDS,
@@ -111,6 +127,8 @@ TABLES: Mapping[str, Elements] = {
     "fields of messages": MESSAGES_FIELDS,
     "tools of messages": MESSAGES_TOOLS,
     "blocks of messages": MESSAGES_BLOCKS,
+    "fields of Ollama's routes": OLLAMA_FIELDS,
+    "options of Ollama's routes": OLLAMA_OPTIONS,
 }
 """All tables."""
 

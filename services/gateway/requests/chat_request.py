@@ -52,6 +52,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
     return_token_ids: bool = False
     """Whether the ids of the prompt and of the answers are part of the answer."""
+    return_token_origins: bool = False
+    """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
 
 
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)

@@ -1,6 +1,6 @@
 """Decodes the body of `/v1/completions`, including vLLM's extra fields."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,8 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
     return_token_ids: bool = False
     """Whether the ids of prompts and completions are part of the answer."""
+    return_token_origins: bool = False
+    """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
     no_tokens: bool = False
     """Whether `max_tokens` is 0; a body does not have this field."""
 
@@ -53,7 +55,16 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[Completio
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_openai_fields(body, FIELDS, _KIND, unknown), FIELDS)
+    return of_fields(read_openai_fields(body, FIELDS, _KIND, unknown))
+
+
+def of_fields(fields: Mapping[str, Any]) -> tuple[CompletionRequest, dict[str, Any]]:
+    """Returns the request with these fields, and its sampling fields; a field that is None counts as missing.
+
+    Raises:
+        InvalidRequest: a field is of the wrong type or unsupported.
+    """
+    own, sampling = split_sampling(fields, FIELDS)
     request = converted(own, CompletionRequest, _KIND)
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)

@@ -20,7 +20,7 @@ from pagewire.services.gateway.routes.endpoint import Api, ApiCall
 from pagewire.shared.chat.parts import Kind
 from pagewire.shared.errors import PagewireError, invalid_field
 from pagewire.shared.messages import client as wire
-from pagewire.shared.messages.client import Choice, FinalChoice, Result
+from pagewire.shared.messages.client import Choice, Final, FinalChoice, Result
 
 _encode = msgspec.json.Encoder().encode
 
@@ -136,10 +136,10 @@ class AnthropicEvents(BlockEvents):
         return _event("content_block_stop", index=self._index)
 
     @override
-    def finish(self, choice: FinalChoice, usage: wire.Usage) -> bytes:
-        reason, sequence = _stop(choice, self._reader, usage, self._call)
+    def finish(self, choice: FinalChoice, final: Final) -> bytes:
+        reason, sequence = _stop(choice, self._reader, final.usage, self._call)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
+        return _event("message_delta", delta=delta, usage=_usage(final.usage)) + _event("message_stop")
 
     @override
     def failed(self, error: PagewireError) -> bytes:
@@ -162,16 +162,8 @@ def _content(block: AnswerBlock) -> Content | None:
         case Kind.CONTENT:
             return TextContent(block.text)
         case _:
-            arguments = _input(block.text)
+            arguments = block.arguments
             return None if arguments is None else ToolUseContent(block.call_id, block.name, arguments)
-
-
-def _input(arguments: str) -> dict[str, Any] | None:
-    """Returns the arguments of a call as an object; None: a model has written something else, or was cut."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, Any]) if arguments else {}
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def _stop(end: Choice | FinalChoice, reader: AnswerReader, usage: wire.Usage, call: ApiCall) -> tuple[str, str | None]:

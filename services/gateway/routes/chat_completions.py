@@ -82,6 +82,7 @@ def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> ApiCall
         "add_special_tokens": request.add_special_tokens,
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "return_token_ids": request.return_token_ids,
+        "return_token_origins": request.return_token_origins,
         **sampling,
     }
     return ApiCall(

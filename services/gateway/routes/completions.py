@@ -18,7 +18,7 @@ from pagewire.services.gateway.answers.openai_shapes import (
     timings_of,
     usage_of,
 )
-from pagewire.services.gateway.requests.completion_request import decode
+from pagewire.services.gateway.requests.completion_request import CompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
 from pagewire.shared.messages.client import Result
@@ -29,28 +29,7 @@ class Completions(Api):
 
     @override
     def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
-        request, sampling = decode(body, unknown)
-        arguments = {
-            "prompt": request.prompt,
-            "model": request.model,
-            "request_id": request.request_id,
-            "priority": request.priority,
-            "user": request.user,
-            "cache_salt": request.cache_salt,
-            "add_special_tokens": request.add_special_tokens,
-            "truncate_prompt_tokens": request.truncate_prompt_tokens,
-            "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
-            **sampling,
-        }
-        return ApiCall(
-            arguments,
-            request.stream,
-            request.stream_options,
-            sampling.get("n", 1),
-            echo=request.echo,
-            no_tokens=request.no_tokens,
-            token_ids=request.return_token_ids,
-        )
+        return call_of(*decode(body, unknown))
 
     @override
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Completion:
@@ -101,6 +80,32 @@ class Completions(Api):
             firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids]
         echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts)
         return EchoEvents(stream.request_id, stream.model, fields, echo, no_tokens=call.no_tokens)
+
+
+def call_of(request: CompletionRequest, sampling: dict[str, Any]) -> ApiCall:
+    """Returns the call of a completion, whose sampling fields are `sampling`."""
+    arguments = {
+        "prompt": request.prompt,
+        "model": request.model,
+        "request_id": request.request_id,
+        "priority": request.priority,
+        "user": request.user,
+        "cache_salt": request.cache_salt,
+        "add_special_tokens": request.add_special_tokens,
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+        "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
+        "return_token_origins": request.return_token_origins,
+        **sampling,
+    }
+    return ApiCall(
+        arguments,
+        request.stream,
+        request.stream_options,
+        sampling.get("n", 1),
+        echo=request.echo,
+        no_tokens=request.no_tokens,
+        token_ids=request.return_token_ids,
+    )
 
 
 async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:

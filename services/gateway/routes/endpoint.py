@@ -36,7 +36,6 @@ FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
 TIMEOUT = 600.0
 """Seconds after which a request ends with an error."""
 
-_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger()
 
@@ -56,7 +55,7 @@ class ApiCall:
     echo: bool = False
     """Whether the prompt is part of the text."""
     no_tokens: bool = False
-    """Whether the answer is the prompt alone: the one token that is generated is dropped."""
+    """Whether the one token that is generated is dropped: the answer is the prompt alone, or that a model is loaded."""
     top_logprobs: int = 0
     """Number of the likeliest tokens that a chat shows at each position."""
     reasoning: bool = True
@@ -80,6 +79,10 @@ class Api(Protocol):
         Raises:
             InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
         """
+
+    async def complete(self, client: AsyncClient, call: ApiCall) -> ApiCall:
+        """Returns a call with what only the stack knows, before it is sent."""
+        return call
 
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
@@ -138,6 +141,7 @@ class Endpoint:
                 call.arguments.update(request_id=fresh_id, fresh=True)
             tenant = scope.get("tenant", "")
             client = await self._client.for_tenant(tenant)
+            call = await self._api.complete(client, call)
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             request = self._requests.begin(stream, scope["path"], tenant)
             headers += unknown.headers()
@@ -200,7 +204,8 @@ class Endpoint:
             request.first_token = time.time()
             counted = usage and call.options.continuous_usage_stats
             events = await self._api.events(client, call, stream, counted=counted)
-            await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
+            own = [(b"content-type", events.media_type), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": [*own, *headers]})
             try:
                 cached = first[0].cached_tokens or 0 if first else 0
                 beginning = events.beginning(call.choices, stream.prompt_tokens, cached)
@@ -225,6 +230,7 @@ def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields
         prompt_ids=stream.prompt_token_ids if call.token_ids else None,
         prompt_logprobs="prompt_logprobs" in call.arguments,
         metrics=call.metrics,
+        origins=bool(call.arguments.get("return_token_origins")),
     )
 
 

@@ -23,7 +23,7 @@ from pagewire.services.gateway.routes.endpoint import Api, ApiCall
 from pagewire.shared.chat.parts import Kind
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages import client as wire
-from pagewire.shared.messages.client import Choice, FinalChoice, Result
+from pagewire.shared.messages.client import Choice, Final, FinalChoice, Result
 
 _encode = msgspec.json.Encoder().encode
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "tool_choice", "tools", "top_p")
@@ -235,8 +235,8 @@ class ResponseEvents(BlockEvents):
         return done
 
     @override
-    def finish(self, choice: FinalChoice, usage: wire.Usage) -> bytes:
-        _finish(self._response, choice, usage)
+    def finish(self, choice: FinalChoice, final: Final) -> bytes:
+        _finish(self._response, choice, final.usage)
         return self._event(f"response.{self._response.status}", response=self._response)
 
     @override

@@ -69,6 +69,7 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secre
         best=params.n if ranks else 0,
         hides_logprobs=params.logprobs is None and ranks,
         return_token_ids=request.return_token_ids,
+        return_token_origins=request.return_token_origins,
     )
 
 

@@ -20,7 +20,7 @@ TOOL: Any = {
 
 def complete(url: str, provider: str) -> None:
     """A call and its result."""
-    base = f"{url}/v1" if provider != "anthropic" else url
+    base = url if provider in {"anthropic", "ollama_chat"} else f"{url}/v1"
     request: dict[str, Any] = {
         "model": f"{provider}/{MODEL}",
         "api_base": base,
@@ -54,6 +54,15 @@ def effort(url: str) -> None:
     assert message.content == GREETING, message
 
 
+def generate(url: str) -> None:
+    """A prompt of Ollama's, whole and as a stream."""
+    request: dict[str, Any] = {"model": f"ollama/{MODEL}", "api_base": url, "api_key": "none"}
+    messages = [{"role": "user", "content": GREETS}]
+    assert litellm.completion(**request, messages=messages).choices[0].message.content == GREETING
+    chunks = litellm.completion(**request, messages=messages, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == GREETING
+
+
 def respond(url: str) -> None:
     """A response."""
     answer = litellm.responses(model=f"openai/{MODEL}", api_base=f"{url}/v1", api_key="none", input=GREETS)
@@ -67,6 +76,8 @@ if __name__ == "__main__":
                 "openai/ with a tool": lambda url: complete(url, "openai"),
                 "hosted_vllm/ with a tool": lambda url: complete(url, "hosted_vllm"),
                 "anthropic/ with a tool": lambda url: complete(url, "anthropic"),
+                "ollama_chat/ with a tool": lambda url: complete(url, "ollama_chat"),
+                "ollama/": generate,
                 "reasoning_effort": effort,
                 "responses": respond,
             }

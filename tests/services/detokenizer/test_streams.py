@@ -478,3 +478,46 @@ def step_output(
         elapsed_us=1,
         **columns,
     )
+
+
+class TestOrigins:
+    """Frames say how their tokens came, if the request asks for that."""
+
+    def output(self, step: int, tokens: list[int], accepted: int = 0, start: int = 0) -> StepOutput:
+        return StepOutput(
+            term=1,
+            step=step,
+            plan=1,
+            sequences=pack([100]),
+            starts=pack([PROMPT + start - 1 if start else 0]),
+            counts=pack([1 if start else PROMPT]),
+            tokens=pack(tokens),
+            finishes=bytes([Finish.NONE]),
+            elapsed_us=1,
+            token_counts=pack([len(tokens)]),
+            drafts=pack([100, 2, accepted]) if accepted else b"",
+        )
+
+    async def test_right_drafts_come_before_a_sampled_token_and_forced_ones_behind(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(return_token_origins=True)
+            await world.attach()
+            world.publish(self.output(0, HELLO[:1]))
+            world.publish(self.output(1, HELLO[1:5], accepted=2, start=1))
+            await until(lambda: len(reader.deltas) == 5)
+            assert [delta.origin for delta in reader.deltas] == ["sampled", "drafted", "drafted", "sampled", "forced"]
+
+    async def test_no_frame_says_it_unasked(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.publish(self.output(0, HELLO[:3], accepted=2))
+            await until(lambda: len(reader.deltas) == 3)
+            assert all(b"origin" not in body for body in reader.bodies)
+
+    async def test_tokens_that_came_without_their_steps_have_no_origin(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(return_token_origins=True)
+            await world.attach((HELLO[:2],))
+            await until(lambda: len(reader.deltas) == 2)
+            assert all(b"origin" not in body for body in reader.bodies)

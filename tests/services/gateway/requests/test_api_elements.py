@@ -120,6 +120,19 @@ async def test_blocks_of_messages(gateway: Gateway, name: str, treatment: Treatm
     assert answer.status == 200, "a refusal would end the session"
 
 
+@each(api_elements.OLLAMA_FIELDS)
+async def test_fields_of_ollamas_routes(gateway: Gateway, name: str, treatment: Treatment) -> None:
+    for path, body in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "Hello!"})):
+        expect(await gateway.post({"model": MODEL, **body, name: "x"}, path), name, treatment)
+        assert (await gateway.post({"model": MODEL, **body, name: ""}, path)).status == 200
+
+
+@each(api_elements.OLLAMA_OPTIONS)
+async def test_options_of_ollamas_routes(gateway: Gateway, name: str, treatment: Treatment) -> None:
+    options = {name: "x" if name == "stop" else 1}
+    expect(await gateway.post({"messages": HELLO, "options": options}, "/api/chat"), name, treatment)
+
+
 def types_of(union: Any) -> set[str]:
     """Returns the values of `type` of a union of an SDK's models or typed dictionaries."""
     members = [member for member in typing.get_args(union) if not isinstance(member, str)]

@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage, Final, FinalChoice, SamplingParams, TextPart, Usage
+from pagewire.shared.messages.client import (
+    ChatFormat,
+    ChatMessage,
+    Delta,
+    Final,
+    FinalChoice,
+    SamplingParams,
+    TextPart,
+    TokenOrigin,
+    Usage,
+)
 from tests.services.gateway.http_client import Answer, Gateway
 from tests.support.responder import MODEL, WORDS
 
@@ -185,3 +195,21 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
 
 async def test_another_method_is_not_allowed(gateway: Gateway) -> None:
     assert (await gateway.get(CHAT)).status == 405
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_events_say_how_their_tokens_came_if_asked(gateway: Gateway, path: str) -> None:
+    origins: tuple[TokenOrigin, ...] = ("sampled", "drafted", "forced")
+    parts = [
+        Delta(0, start, word, [start], origin=origin)
+        for start, (word, origin) in enumerate(zip("abc", origins, strict=True))
+    ]
+    gateway.responder.script = lambda request: [*parts, Final("r1", [FinalChoice(0, "stop")], Usage(3, 3)), None]
+    body = {"model": MODEL, "messages": HELLO} if path == CHAT else {"model": MODEL, "prompt": "x"}
+    for form in (None, ChatFormat(reasoning="think")):
+        gateway.responder.chat_format = form
+        events = (await gateway.post({**body, "stream": True, "return_token_origins": True}, path)).events
+        choices = [event["choices"][0] for event in events if event["choices"]]
+        tokens = [choice["token_origin"] for choice in choices if "token_origin" in choice]
+        assert [(token["text"], token["origin"]) for token in tokens] == list(zip("abc", origins, strict=True))
+    assert all(request.return_token_origins for request in gateway.responder.requests)

@@ -22,8 +22,8 @@ export function apply(turns, event) {
     turn.text += delta.content ?? "";
     turn.reasoning += delta.reasoning ?? "";
     for (const part of delta.tool_calls ?? []) addCall(turn, part);
-    turn.tokens.push(...tokensOf(choice.logprobs));
-    hasToken ||= Boolean(delta.content || delta.reasoning || delta.tool_calls || choice.logprobs);
+    turn.tokens.push(...tokensOf(choice.logprobs, choice.token_origin));
+    hasToken ||= Boolean(delta.content || delta.reasoning || delta.tool_calls || choice.logprobs || choice.token_origin);
     if (choice.finish_reason) turn.end = choice.finish_reason;
   }
   if (event.usage) {
@@ -58,12 +58,18 @@ function addCall(turn, part) {
 }
 
 /**
- * Returns the tokens of a chat's or a completion's log-probabilities, which have different shapes.
+ * Returns the tokens of a chat's or a completion's log-probabilities, which have different shapes, or the one token whose
+ * origin an event tells.
  *
  * @param {any} logprobs
+ * @param {any} origin
  * @returns {Token[]}
  */
-function tokensOf(logprobs) {
+function tokensOf(logprobs, origin) {
+  if (origin) {
+    const [token = { text: origin.text, likely: [] }] = tokensOf(logprobs, undefined);
+    return [{ ...token, origin: origin.origin }];
+  }
   if (!logprobs) return [];
   if (logprobs.content) {
     return logprobs.content.map((/** @type {any} */ each) => ({

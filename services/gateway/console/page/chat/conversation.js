@@ -1,6 +1,12 @@
 /** A conversation as a tree of turns: edits and repeated answers are branches beside the first ones. */
 
-/** @typedef {{text: string, logprob: number, likely: {text: string, logprob: number}[]}} Token */
+/**
+ * @typedef {object} Token
+ * @property {string} text
+ * @property {number} [logprob]
+ * @property {{text: string, logprob: number}[]} likely
+ * @property {string} [origin] How the token came: one of `ORIGINS`.
+ */
 /** @typedef {{id: string, name: string, arguments: string}} ToolCall */
 /**
  * @typedef {object} Figures
@@ -19,7 +25,7 @@
  * @property {string} reasoning
  * @property {ToolCall[]} calls Calls that the model has made.
  * @property {string} callId Call whose result a tool's turn holds.
- * @property {Token[]} tokens Tokens with their probabilities; empty if the request did not ask for them.
+ * @property {Token[]} tokens Tokens with their probabilities or origins; empty if the request did not ask for them.
  * @property {string} model
  * @property {string} requestId
  * @property {string} end Why the answer ended: `stop`, `length`, `tool_calls`, `stopped`, `error`; empty: it has not.
@@ -45,6 +51,8 @@ export const FORMAT = "pagewire.conversations.v1";
 const LONGEST = 4_000_000;
 const MOST_TURNS = 10_000;
 const REQUEST_ID = /^[\w-]{1,64}$/;
+/** Ways in which a token comes: sampled, drafted and right, or the only one that a grammar allows. */
+export const ORIGINS = ["sampled", "drafted", "forced"];
 
 /** Returns a random id. `crypto.randomUUID` needs HTTPS or this machine; this does not. */
 export function newId() {
@@ -202,14 +210,22 @@ function readTurn(raw) {
     callId: string(raw.callId), model: string(raw.model), requestId: REQUEST_ID.test(string(raw.requestId)) ? string(raw.requestId) : "",
     end: string(raw.end) || (role === "assistant" ? "stopped" : ""), error: string(raw.error),
     calls: list(raw.calls).map((call) => ({ id: string(call.id), name: string(call.name), arguments: string(call.arguments) })),
-    tokens: list(raw.tokens).map((token) => ({ ...readToken(token), likely: list(token.likely).map(readToken) })),
+    tokens: list(raw.tokens).map(readToken),
     figures: Object.fromEntries(figures),
   };
 }
 
-/** @param {Record<string, unknown>} raw */
+/**
+ * @param {Record<string, unknown>} raw
+ * @returns {Token}
+ */
 function readToken(raw) {
-  return { text: string(raw.text), logprob: typeof raw.logprob === "number" ? raw.logprob : 0 };
+  return {
+    text: string(raw.text),
+    likely: list(raw.likely).map((other) => ({ text: string(other.text), logprob: Number(other.logprob) || 0 })),
+    ...(typeof raw.logprob === "number" ? { logprob: raw.logprob } : {}),
+    ...(ORIGINS.includes(string(raw.origin)) ? { origin: string(raw.origin) } : {}),
+  };
 }
 
 /**

@@ -16,7 +16,7 @@ const OPENAI = new Set([
 const REQUEST = new Set([
   "prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "priority", "user", "cache_salt",
   "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "truncate_prompt_tokens",
-  "add_special_tokens", "return_token_ids",
+  "add_special_tokens", "return_token_ids", "return_token_origins",
 ]);
 
 /** @type {(request: Call, server: Server) => string} */

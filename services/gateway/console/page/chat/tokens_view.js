@@ -1,4 +1,7 @@
-/** Shows the tokens of an answer, shaded by how unlikely they were, with the likeliest ones on hover or by arrow keys. */
+/**
+ * Shows the tokens of an answer, shaded by how unlikely they were and underlined where they were not sampled, with the
+ * likeliest ones on hover or by arrow keys.
+ */
 
 import { element } from "../parts/dom.js";
 
@@ -15,7 +18,7 @@ export class TokensView extends HTMLElement {
   connectedCallback() {
     this.setAttribute("tabindex", "0");
     this.setAttribute("role", "group");
-    this.setAttribute("aria-label", "Tokens and their probabilities: move with the arrow keys");
+    this.setAttribute("aria-label", "Tokens, how likely they were and how they came: move with the arrow keys");
     this.addEventListener("pointerover", (event) => this.point(event.target));
     this.addEventListener("pointerleave", () => this.select(-1));
     this.addEventListener("click", (event) => this.point(event.target));
@@ -35,10 +38,14 @@ export class TokensView extends HTMLElement {
   show(tokens) {
     this.tokens = tokens;
     this.text = element("div", { class: "tokens" }, ...tokens.map((token, index) => element(
-      "span", { class: `token shade-${shade(token.logprob)}`, "data-index": index }, token.text || "∅",
+      "span", { class: `token shade-${shade(token.logprob)} ${token.origin ?? ""}`, "data-index": index }, token.text || "∅",
     )));
+    const counts = ["drafted", "forced"].map((origin) => [origin, tokens.filter((token) => token.origin === origin).length]);
+    this.legend = element("p", { class: "token-legend", hidden: !tokens.some((token) => token.origin) }, ...counts.flatMap(
+      ([origin, count]) => [element("span", { class: String(origin) }, String(origin)), ` ${count} of ${tokens.length}  `],
+    ));
     this.card = element("div", { class: "token-card", role: "status", hidden: true });
-    this.replaceChildren(this.text, this.card);
+    this.replaceChildren(this.legend, this.text, this.card);
   }
 
   /** @param {EventTarget | null} target */
@@ -59,7 +66,7 @@ export class TokensView extends HTMLElement {
     const token = this.tokens[index];
     const rows = token.likely.map((other) => row(other.text, other.logprob, other.text === token.text));
     this.card.replaceChildren(
-      element("p", {}, element("code", {}, JSON.stringify(token.text)), ` ${percent(token.logprob)}, token ${index + 1} of ${this.tokens.length}`),
+      element("p", {}, element("code", {}, JSON.stringify(token.text)), ` ${about(token)}token ${index + 1} of ${this.tokens.length}`),
       element("table", { "aria-label": "The likeliest tokens here" }, element("tbody", {}, ...rows)),
     );
     const left = Math.min(span.offsetLeft, Math.max(0, this.clientWidth - this.card.offsetWidth));
@@ -82,15 +89,20 @@ function row(text, logprob, own) {
   );
 }
 
+/** @param {Token} token */
+function about(token) {
+  return [token.logprob === undefined ? "" : percent(token.logprob), token.origin ?? ""].filter(Boolean).map((text) => `${text}, `).join("");
+}
+
 /** @param {number} logprob */
 export function percent(logprob) {
   const share = Math.exp(logprob) * 100;
   return `${share < 0.1 ? "< 0.1" : share.toFixed(1)} %`;
 }
 
-/** @param {number} logprob */
+/** @param {number | undefined} logprob */
 export function shade(logprob) {
-  return SHADES.filter((limit) => Math.exp(logprob) < limit).length;
+  return logprob === undefined ? 0 : SHADES.filter((limit) => Math.exp(logprob) < limit).length;
 }
 
 customElements.define("pw-tokens", TokensView);
