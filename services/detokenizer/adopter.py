@@ -163,7 +163,7 @@ class Adopter:
         orphans: list[_Orphan] = []
         gone: dict[str, bool | None] = {}
         try:
-            while items := await self._bus.store.list_work(model, after):
+            while items := await self._bus.store.list_work(subjects.all_work(model), after):
                 for item in items:
                     after = item.sequence
                     work = _work.try_decode(item.data)
@@ -233,7 +233,7 @@ class Adopter:
             numbers = await self._bus.store.missing_work({stream.number for stream in queued.values()})
             return {request_id for request_id, stream in queued.items() if stream.number in numbers}
         missing, after = set(queued), 0
-        while items := await self._bus.store.list_work(model, after):
+        while items := await self._bus.store.list_work(subjects.all_work(model), after):
             after = items[-1].sequence
             missing -= {work.request_id for item in items if (work := _work.try_decode(item.data)) is not None}
         self._checks_by_name -= 1
