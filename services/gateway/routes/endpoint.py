@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.client.stream import Stream
+from pagewire.client.stream import Detached, Stream
 from pagewire.services.gateway.answers.openai_events import EventFields
 from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
@@ -103,8 +103,15 @@ class Endpoint:
         self._body_limit = body_limit
         self._requests = log or RequestLog()
         self._strict = strict
+        self._streams: set[Stream] = set()
+        """The requests in the pipeline."""
         self.running = 0
         self.served = 0
+
+    def leave(self) -> None:
+        """Ends the answers to all requests, which go on in the pipeline until their clients send them again."""
+        for stream in self._streams:
+            stream.detach()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -112,7 +119,7 @@ class Endpoint:
         client_id = client_id_of(scope)
         fresh_id = new_id(client_id)
         headers = [(HEADER, client_id or fresh_id.encode())]
-        began, status, request, result = time.monotonic(), 200, None, None
+        began, status, request, result, stream = time.monotonic(), 200, None, None, None
         caller = _trace_headers(scope)
         span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
         traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
@@ -128,6 +135,7 @@ class Endpoint:
             client = await self._client.for_tenant(tenant)
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             request = self._requests.begin(stream, scope["path"], tenant)
+            self._streams.add(stream)
             headers += unknown.headers()
             async with while_connected(receive):
                 if call.streamed:
@@ -136,20 +144,13 @@ class Endpoint:
                     result = await self._send_answer(client, stream, call, send, headers)
         except ClientGone:
             status = CLIENT_GONE
-        except PagewireError as error:
-            response = errors.response(error, scope["path"])
-            status = response.status_code
-            tracing.fail(span, error)
-            await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
-            _log.error("request_failed", exc_info=error)
-            status = 500
-            fault = Internal(FAULT_MESSAGE)
-            tracing.fail(span, fault)
-            await _respond(errors.response(fault, scope["path"]), headers, send)
+            status = await _fail(error, scope, span, headers, None if request and request.first_token else send)
         finally:
             self.running -= 1
             self.served += 1
+            if stream is not None:
+                self._streams.discard(stream)
             scope[STATUS] = status
             request_id = self._requests.end(request, status, result)
             _end_span(span, scope["path"], status, request_id)
@@ -185,9 +186,9 @@ class Endpoint:
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])
-            request.first_token = time.time()
             counted = usage and call.options.continuous_usage_stats
             events = await self._api.events(client, call, stream, counted=counted)
+            request.first_token = time.time()
             await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
             try:
                 cached = first[0].cached_tokens or 0 if first else 0
@@ -197,6 +198,8 @@ class Endpoint:
                 async for batch in batches:
                     if body := events.texts(batch, stream.prompt_tokens):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
+            except Detached:  # a client whose connection breaks sends the request again
+                raise
             except PagewireError as error:
                 end = events.failed(error)
             else:
@@ -213,6 +216,20 @@ def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields
         prompt_ids=stream.prompt_token_ids if call.token_ids else None,
         prompt_logprobs="prompt_logprobs" in call.arguments,
     )
+
+
+async def _fail(
+    error: Exception, scope: Scope, span: Span, headers: Sequence[tuple[bytes, bytes]], send: Send | None
+) -> int:
+    """Answers a request that has failed, unless its answer has begun, which has no `send`; returns the status."""
+    if not isinstance(error, PagewireError):
+        _log.error("request_failed", exc_info=error)
+        error = Internal(FAULT_MESSAGE)
+    tracing.fail(span, error)
+    response = errors.response(error, scope["path"])
+    if send is not None:
+        await _respond(response, headers, send)
+    return response.status_code
 
 
 async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:
