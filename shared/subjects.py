@@ -4,6 +4,8 @@ import re
 import secrets
 from functools import lru_cache
 
+from pagewire.shared.wire_version import WIRE_VERSION
+
 CLIENTS = "pagewire.v1"
 """Prefix of the subjects of clients without a key, or with the key of `--api-key`: the tenant with the empty name."""
 TENANT = "pagewire.v1.tenant"
@@ -55,7 +57,7 @@ BACKLOG = "pagewire.svc.backlog"
 """`.<model>.<scheduler>`: the requests that wait, and how fast they start."""
 
 WORK = "pagewire.work"
-"""`.<model>.<class>.<target>`: the work queues."""
+"""`.<model>.<wire version>.<class>.<target>`: the work queues; those of another version are never read."""
 DONE = "pagewire.done"
 """`.<request id>`: how a request ended, kept for two minutes."""
 ADAPTER = "pagewire.adapter"
@@ -103,10 +105,15 @@ def model_token(name: str) -> str:
 def work_queue(model: str, priority: int, target: str) -> str:
     """Returns a request's queue, which follows `WORK` in subjects. `target` is `ANY` or a scheduler's instance id.
 
-    >>> work_queue("llama", -1, ANY)
-    'llama.urgent.any'
+    >>> work_queue("llama", -1, ANY) == f"llama.{WIRE_VERSION}.urgent.any"
+    True
     """
-    return f"{model}.{CLASSES[class_of(priority)]}.{target}"
+    return f"{all_work(model)}.{CLASSES[class_of(priority)]}.{target}"
+
+
+def all_work(model: str) -> str:
+    """Returns the first tokens of all queues of a model that services of this wire version read."""
+    return f"{model}.{WIRE_VERSION}"
 
 
 def class_of(priority: int) -> int:
@@ -116,7 +123,7 @@ def class_of(priority: int) -> int:
 
 def work_queues(model: str, target: str) -> list[str]:
     """Returns the queues of one target, most urgent first."""
-    return [f"{model}.{name}.{target}" for name in CLASSES]
+    return [f"{all_work(model)}.{name}.{target}" for name in CLASSES]
 
 
 def tenant_of(subject: str) -> str:

@@ -19,7 +19,7 @@ from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadA
 from pagewire.shared.messages.adopted import Adopted
 from pagewire.shared.messages.attach import Attach, Attached
 from pagewire.shared.messages.backlog import Backlog
-from pagewire.shared.messages.codec import WIRE_VERSION, Wire
+from pagewire.shared.messages.codec import Wire
 from pagewire.shared.messages.done import Done
 from pagewire.shared.messages.fault import Fault
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -31,6 +31,7 @@ from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.security import permissions
+from pagewire.shared.wire_version import WIRE_VERSION
 
 Kind = type[msgspec.Struct]
 
@@ -148,7 +149,7 @@ CHANNELS = {
     "replay": Channel(f"{subjects.REPLAY}.{{executor}}", "Asks for steps again.", [Replay], [StepOutput]),
     "claim": Channel(f"{subjects.CLAIM}.{{executor}}", "Takes an executor, with a new term.", [Claim], [Claimed]),
     "work": Channel(
-        f"{subjects.WORK}.{{model}}.{{class}}.{{target}}",
+        f"{subjects.WORK}.{{model}}.{WIRE_VERSION}.{{class}}.{{target}}",
         "The work queues, which schedulers read through JetStream.",
         [WorkItem],
     ),

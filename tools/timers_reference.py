@@ -68,6 +68,7 @@ KINDS = (
             "services/gateway/http/http_protocol.py": ("CHECK_INTERVAL",),
             "services/scheduler/attacher.py": ("LOOK_EVERY",),
             "services/scheduler/backlog_reporter.py": ("SAMPLE_EVERY", "REPORT_EVERY"),
+            "services/scheduler/item_restorer.py": ("CHECK_INTERVAL",),
             "services/scheduler/prefix_advertiser.py": ("CHECK_EVERY", "REPEAT_AFTER"),
             "services/scheduler/service.py": ("CHECK_EVERY",),
             "services/scheduler/work_consumer.py": ("LOOK_EVERY", "RETRY_AFTER"),

@@ -17,8 +17,9 @@ from pagewire.bench._chaos.proxy import HOST, Proxy
 from pagewire.bench._chaos.schedule import CLOCKS, CUT, FULL, KILL, MACHINE, STARVE, STOP, STORE, Fault
 from pagewire.bench._chaos.starvation import occupy_cores, starve
 from pagewire.bench._chaos.store_faults import disturb_store
+from pagewire.embedded.address import Address
 from pagewire.embedded.programs import GATEWAY, PIPELINE, program_names, replicas_of
-from pagewire.embedded.stack import BROKER, SUPERVISOR, Address, Stack
+from pagewire.embedded.stack import BROKER, SUPERVISOR, Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError

@@ -18,7 +18,7 @@ from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, is_repetitio
 from pagewire.bench._chaos.requests import HTTP, Request
 from pagewire.bench._common.event_stream import split_events
 from pagewire.client.stream import Stream
-from pagewire.embedded.stack import Address
+from pagewire.embedded.address import Address
 from pagewire.shared.bus import Bus, Message, nats
 from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.errors import (

@@ -11,7 +11,7 @@ from pagewire.bench._chaos.figures import Ended, examine
 from pagewire.bench._chaos.readers import Reader, open_reader
 from pagewire.bench._chaos.requests import Request
 from pagewire.bench._chaos.schedule import Fault
-from pagewire.embedded.stack import Address
+from pagewire.embedded.address import Address
 from pagewire.shared.errors import ConfigurationError
 
 

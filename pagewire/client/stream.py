@@ -24,6 +24,7 @@ from pagewire.shared.errors import (
     NoResponders,
     PagewireError,
     PayloadTooLarge,
+    Unavailable,
 )
 from pagewire.shared.messages.client import (
     BATCH_INBOX,
@@ -62,6 +63,10 @@ CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 RESEND_INTERVAL = 0.15
 """Seconds between two checks, and between two recoveries, while the tokenizer restarts and nobody takes the request."""
+
+
+class Detached(Unavailable):
+    """A request goes on without its reader."""
 
 
 class Stream:
@@ -371,6 +376,11 @@ class Stream:
 
     def _publish(self, subject: str, body: bytes) -> None:
         self._bus.publish(subject, body, reply=self._inbox, headers=self._headers)
+
+    def detach(self) -> None:
+        """Ends the iteration with `Detached`. The request goes on, and whoever sends it again soon gets its text."""
+        if not self._ended:
+            self._end(Detached("this server has stopped: send the request again, with the same request_id"))
 
     def _abandon(self) -> None:
         with suppress(BusUnavailable):  # without a connection the pipeline itself notices that the reader is gone

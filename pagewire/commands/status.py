@@ -16,7 +16,7 @@ from pagewire.embedded.programs import PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError, ConfigurationError
-from pagewire.shared.messages.heartbeat import MEMORY, STORE_REFUSES, UNLOADED
+from pagewire.shared.messages.heartbeat import MEMORY, UNLOADED
 from pagewire.shared.process.discovery import Stats, ask
 from pagewire.shared.security import credentials
 from pagewire.shared.security.permissions import ROLES
@@ -95,13 +95,21 @@ def report(instances: list[Stats], service: str | None, settings: Settings) -> t
     missing = {model: _missing(replies, service, settings) for model, replies in models.items()}
     if service is None and instances:
         lines = [*columns(summary(model, models[model], bool(missing[model])) for model in models), "", *lines]
-    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in instances):
-        lines.append("the store takes no work: look at the disk and the limits of the NATS server")
+    lines += problems(instances)
     for model, names in missing.items():
         if names:
             of_model = f"{model}: " if len(models) > 1 else ""
             lines.append(f"not ready: {of_model}{', '.join(names)}")
     return lines, any(missing.values())
+
+
+def problems(instances: list[Stats]) -> list[str]:
+    """Returns a line for each reason for which requests cannot be served, with the services that report it."""
+    reporters: dict[str, set[str]] = {}
+    for stats in instances:
+        if problem := stats.metadata.get("problem", ""):
+            reporters.setdefault(problem, set()).add(stats.name.removeprefix("pagewire-"))
+    return [f"{', '.join(sorted(names))}: {problem}" for problem, names in reporters.items()]
 
 
 def by_model(instances: list[Stats]) -> dict[str, list[Stats]]:

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ import msgspec
 import structlog
 
 from pagewire.embedded import broker_care, demo_faults
+from pagewire.embedded.address import Address
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster, check_servers, require_jetstream
 from pagewire.embedded.control import control_socket
@@ -25,13 +25,12 @@ from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.errors import BusError, ConfigurationError, Unavailable
+from pagewire.shared.errors import BusError, ConfigurationError, PagewireError, Unavailable
 from pagewire.shared.messages.heartbeat import MEMORY, RESERVED
 from pagewire.shared.models.model_folder import served_name, served_token
 from pagewire.shared.process import device_choice
 from pagewire.shared.process.linux_process import AWAITED_MODELS, BROKER_FOLDER, END_NOW, INSTANCE, LISTENER
 from pagewire.shared.process.listener import bracketed, listen
-from pagewire.shared.process.polling import poll
 from pagewire.shared.security import credentials
 from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings import config
@@ -44,17 +43,9 @@ END_TIMEOUT = 15.0
 SUPERVISOR = "supervisor"
 START_TIMEOUT = 300.0
 """Seconds within which all services must be ready; loading a large model takes long."""
+MAX_ENDS = 3
+"""Ends of a process before its model is ready for the first time after which the model is given up."""
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The URLs of a running stack."""
-
-    nats: str
-    """URL of the broker; several are separated by commas."""
-    http: str
-    """URL of the gateway; empty without one."""
 
 
 class Stack:
@@ -105,6 +96,8 @@ class Stack:
         self._additions = asyncio.Lock()
         self._idle: dict[str, tuple[IdleModel, asyncio.Task[None]]] = {}
         """The models that are unloaded when they are idle, by name, and the tasks that do it."""
+        self._ends: Counter[str] = Counter()
+        """Ends of each process before its model was ready for the first time."""
         self._adding: dict[str, asyncio.Future[None]] = {}
         """The model that is being added, by its name: the future fails when one of its services refuses a setting."""
 
@@ -196,7 +189,7 @@ class Stack:
 
         Raises:
             ConfigurationError: a service cannot run with the settings.
-            Unavailable: a service was not ready within `START_TIMEOUT` seconds.
+            Unavailable: a service ends again and again, or was not ready within `START_TIMEOUT` seconds.
         """
         assert self._running is not None
         loads = await self._until_ready(self._programs, self._running, since)
@@ -230,7 +223,7 @@ class Stack:
 
         Raises:
             ConfigurationError: the model or a setting cannot be used, or the model needs more memory than is free.
-            Unavailable: a service was not ready within `START_TIMEOUT` seconds.
+            Unavailable: a service ends again and again, or was not ready within `START_TIMEOUT` seconds.
         """
         assert self._supervisor is not None
         async with self._additions:
@@ -291,21 +284,24 @@ class Stack:
         return model
 
     def _on_refused(self, name: str, reason: str) -> None:
-        """Ends the model, a service of which refuses its settings.
+        """Ends the model, a service of which refuses its settings, as `_give_up` does."""
+        self._give_up(self._programs[name].model, ConfigurationError(reason))
+
+    def _give_up(self, model: str, error: PagewireError) -> None:
+        """Ends a model that cannot be served.
 
         Raises:
-            ConfigurationError: the stack has no other model, or has never been ready.
+            PagewireError: `error`, if the stack has no other model or has never been ready.
         """
-        model = self._programs[name].model
         if (failure := self._adding.get(model)) is not None:
             if not failure.done():
-                failure.set_exception(ConfigurationError(reason))
+                failure.set_exception(error)
         elif model and self._served and len(self._models) > 1:
-            _log.error("model_refused", model=model, reason=reason)
+            _log.error("model_refused", model=model, reason=str(error))
             assert self._tasks is not None
             self._tasks.create_task(self._forget(self._end(model)))
         else:
-            raise ConfigurationError(reason)
+            raise error
 
     def _end(self, model: str) -> list[str]:
         """Has the services of a model end at once; returns the names of their processes."""
@@ -320,13 +316,9 @@ class Stack:
 
     async def _forget(self, names: Sequence[str]) -> None:
         """Waits until processes have ended, and kills those that do not."""
-        supervisor = self._supervisor
-        assert supervisor is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT):
-                await poll(lambda: not any(map(supervisor.pid, names)))
+        assert self._supervisor is not None
+        await self._supervisor.ended(names, END_TIMEOUT)
         for name in names:
-            supervisor.kill(name)
             self._programs.pop(name, None)
 
     async def wait(self) -> None:
@@ -334,6 +326,7 @@ class Stack:
 
         Raises:
             ConfigurationError: a restarted service cannot run with the settings.
+            Unavailable: a service ends again and again, and was never ready.
         """
         assert self._running is not None
         await self._running
@@ -365,7 +358,7 @@ class Stack:
                     group.create_task(broker_care.end_broken(broker))
                 if self._cluster is not None and self._api_keys is not None:
                     group.create_task(self._api_keys.watch(self._cluster.reload))
-        except* ConfigurationError as errors:
+        except* PagewireError as errors:
             raise errors.exceptions[0] from None
 
     async def _close(self) -> None:
@@ -386,7 +379,11 @@ class Stack:
         return Program(program.name, program.command, partial(self._environment, program), descriptors)
 
     def _announce_end(self, program: str, instance: str) -> None:
-        """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
+        """Tells the services at once that a process has ended. Otherwise they notice by its silence.
+
+        Raises:
+            Unavailable: the process has ended again and again while the stack starts.
+        """
         assert self._bus is not None
         if (ended := self._programs.get(program)) is None:
             return
@@ -394,6 +391,10 @@ class Stack:
             self._bus.publish(f"{subjects.HEARTBEAT}.{ended.service}.{instance}", b"")
         except BusError as error:
             _log.warning("end_not_announced", process=program, reason=str(error))
+        if not self._served or ended.model in self._adding:
+            self._ends[program] += 1
+            if self._ends[program] >= MAX_ENDS:
+                self._give_up(ended.model, Unavailable(f"{program} has ended {MAX_ENDS} times: see the log"))
 
     def _environment(self, program: ServiceProgram) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly its settings."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, PagewireError
 from pagewire.shared.process.linux_process import (
     END_NOW,
     INSTANCE,
@@ -19,6 +19,7 @@ from pagewire.shared.process.linux_process import (
     STOP,
     seconds_without_core,
 )
+from pagewire.shared.process.polling import poll
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
@@ -103,9 +104,10 @@ class Supervisor:
         Args:
             programs: the first programs; `start` adds others.
             policy: the delays of restarts and kills.
-            on_ended: called with the name and the instance id of each process that has ended.
+            on_ended: called with the name and the instance id of each process that has ended. If it raises a
+                PagewireError, all others end.
             on_refused: called with the name of a program that exits with code 2, and its reason. The program is not
-                started again, and if a ConfigurationError is raised, all others end. By default one is raised.
+                started again, and if a PagewireError is raised, all others end. By default one is raised.
         """
         self.instances: dict[str, str] = {}
         self._on_ended = on_ended
@@ -124,13 +126,14 @@ class Supervisor:
         """Starts every program and restarts those that end. When cancelled, ends all of them before it returns.
 
         Raises:
-            ConfigurationError: a program cannot be started, or `on_refused` has raised it.
+            ConfigurationError: a program cannot be started.
+            PagewireError: `on_refused` or `on_ended` has raised it.
         """
         try:
             async with asyncio.TaskGroup() as self._group:
                 for program in self._programs:
                     self.start(program)
-        except* ConfigurationError as errors:
+        except* PagewireError as errors:
             raise errors.exceptions[0] from None
 
     def start(self, program: Program) -> None:
@@ -174,6 +177,14 @@ class Supervisor:
         """Has a program drain, or with `END_NOW` end at once, and does not start it again."""
         self._stopped.add(name)
         self.send_signal(name, number)
+
+    async def ended(self, names: Sequence[str], within: float) -> None:
+        """Waits until stopped programs have ended, and kills those that have not `within` so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await poll(lambda: not any(map(self.pid, names)))
+        for name in names:
+            self.kill(name)
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0

@@ -10,7 +10,7 @@ it. Without any attachment, the first in rank for the request id owns it.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -29,6 +29,7 @@ from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.rendezvous import rank
+from pagewire.shared.vanished_items import VanishedItems
 
 OBJECTION_TIME = 0.25
 """Seconds that others have to object before the streams of queued requests are opened here."""
@@ -42,8 +43,6 @@ UNSTORED_AFTER = 20.0
 nothing, has time to send the request again: a client that waits for a result does so after 15 s."""
 CHECK_INTERVAL = 2.0
 """Seconds between two checks for streams whose request may be in no queue."""
-CHECKS_BY_NAME = 3
-"""Checks after a reconnection that look for requests by name."""
 PING_TIMEOUT = 0.5
 """Seconds that an instance without any heartbeat so far has to answer a ping."""
 MAX_ANNOUNCED = 500
@@ -102,10 +101,6 @@ class Adopter:
         self._view: dict[str, _Peer] = {}
         """Live detokenizers by instance id, as of the last turn of `run`. It does not change during a look through the
         queues: a detokenizer that comes meanwhile causes another look, even if it is gone by then."""
-        self._missing: set[str] = set()
-        """Requests whose work items the last check has missed."""
-        self._checks_by_name = 0
-        """Number of further checks that look for requests by name."""
         self._claimed: dict[str, _Orphan] = {}
         """Orphans by request id that are opened here unless another detokenizer objects."""
 
@@ -117,7 +112,6 @@ class Adopter:
 
     async def listen(self) -> list[Subscription]:
         """Subscribes to the heartbeats and the announcements of detokenizers."""
-        self._bus.on_reconnect(self._on_reconnect)
         return [
             await self._peers.listen("detokenizer", self._changed.set),
             await self._bus.subscribe(f"{subjects.ADOPTED}.*", self._on_adopted),
@@ -129,6 +123,7 @@ class Adopter:
 
     async def run(self, model: str, vocabulary: Vocabulary) -> None:
         """Adopts the streams of queued requests until cancelled. `model` is the model's token in subjects."""
+        vanished = VanishedItems(self._bus, subjects.all_work(model))
         after = 0
         look_until, next_look, next_check = time.monotonic() + LOOK_FOR, 0.0, 0.0
         while True:
@@ -141,7 +136,7 @@ class Adopter:
             unstored: list[Stream] = []
             if now >= next_check:
                 next_check = now + CHECK_INTERVAL
-                await self._end_vanished(model)
+                await self._end_vanished(vanished)
                 unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
             if self.ready and not self.draining and (unstored or next_look <= now < look_until):
                 next_look = now + LOOK_INTERVAL
@@ -163,7 +158,7 @@ class Adopter:
         orphans: list[_Orphan] = []
         gone: dict[str, bool | None] = {}
         try:
-            while items := await self._bus.store.list_work(model, after):
+            while items := await self._bus.store.list_work(subjects.all_work(model), after):
                 for item in items:
                     after = item.sequence
                     work = _work.try_decode(item.data)
@@ -205,42 +200,24 @@ class Adopter:
         _log.error("request_in_no_queue", request_id=stream.request_id, number=stream.number)
         self._streams.abort(stream, Unavailable(message))
 
-    async def _end_vanished(self, model: str) -> None:
-        """Ends the streams of requests without a scheduler whose work items two checks in a row miss: nobody would
-        ever serve them.
+    async def _end_vanished(self, vanished: VanishedItems) -> None:
+        """Ends the streams of requests without a scheduler whose work items have vanished: nobody would serve them.
 
-        One check is not enough: a new leader of the store may lag behind.
+        The scheduler that a request had may have stored the item again, with another number.
         """
-        before, self._missing = self._missing, set()
         queued = {stream.request_id: stream for stream in self._registry.open if stream.number}
         queued = {request_id: stream for request_id, stream in queued.items() if self._needs_item(stream)}
-        if not queued:
-            return
         try:
-            self._missing = await self._missing_of(queued, model)
-            for request_id in self._missing & before:
+            missing = await vanished.find({request_id: stream.number for request_id, stream in queued.items()})
+            restored = await vanished.stored(missing)
+            for request_id in missing:
                 stream = queued[request_id]
-                if self._needs_item(stream) and stream.state is StreamState.OPEN:
+                if request_id in restored:
+                    self._streams.note_stored(stream, restored[request_id])
+                elif self._needs_item(stream) and stream.state is StreamState.OPEN:
                     await self._end_lost(stream, "the request has vanished from the queue: send it again")
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=CHECK_INTERVAL)
-
-    async def _missing_of(self, queued: Mapping[str, Stream], model: str) -> set[str]:
-        """Returns the requests among `queued` that are in no queue: by the numbers of their items, and for some time
-        after a reconnection by name, since a broker whose disk has lost the last items gives their numbers away again.
-        """
-        if not self._checks_by_name:
-            numbers = await self._bus.store.missing_work({stream.number for stream in queued.values()})
-            return {request_id for request_id, stream in queued.items() if stream.number in numbers}
-        missing, after = set(queued), 0
-        while items := await self._bus.store.list_work(model, after):
-            after = items[-1].sequence
-            missing -= {work.request_id for item in items if (work := _work.try_decode(item.data)) is not None}
-        self._checks_by_name -= 1
-        return missing
-
-    def _on_reconnect(self) -> None:
-        self._checks_by_name = CHECKS_BY_NAME
 
     def _needs_item(self, stream: Stream) -> bool:
         """Returns whether only the work item can bring a request to a scheduler: it waits, or its scheduler is gone."""

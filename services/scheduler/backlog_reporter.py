@@ -65,7 +65,7 @@ class BacklogReporter:
     async def _report(self) -> None:
         try:
             counts = time.monotonic() >= self._lower_until
-            lengths = await self._bus.store.queue_lengths(self._model) if counts else None
+            lengths = await self._bus.store.queue_lengths(subjects.all_work(self._model)) if counts else None
             report = self._describe(lengths)
             self._bus.publish(f"{subjects.BACKLOG}.{self._model}.{self._instance}", encode(report))
         except BusError as error:
@@ -79,7 +79,7 @@ class BacklogReporter:
             held[subjects.class_of(request.work.priority)] += 1
         stored = [0] * len(subjects.CLASSES)
         for queue, items in lengths.items.items() if lengths is not None else ():
-            name = queue.split(".")[1]
+            name = queue.split(".")[-2]
             if name in subjects.CLASSES:
                 stored[subjects.CLASSES.index(name)] += items
         self._count_queued(stored if lengths is not None else (), held)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.shared.bus import Item
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attached
 from pagewire.shared.messages.step import Finish
@@ -37,6 +38,8 @@ class Request:
     """Queue from which the item was pulled."""
     ack: str
     """Subject that acknowledges the latest delivery."""
+    number: int
+    """Number of the item in the store."""
     generation: int
     """Number of deliveries of the item, the latest included."""
     trace: str
@@ -76,6 +79,17 @@ class Request:
     def __post_init__(self) -> None:
         self.detokenizer = self.work.detokenizer
         self.stage_began = self.stored_at
+
+    @classmethod
+    def of(cls, item: Item, work: WorkItem, queue: str) -> Self:
+        """Returns the request `work` of an item of a queue."""
+        trace = item.headers.get("traceparent", "")
+        return cls(work, queue, item.ack, item.number, item.deliveries, trace, item.stored_at)
+
+    def note_delivery(self, item: Item) -> None:
+        """Notes another delivery. A queue that delivers anew counts deliveries from 1 again."""
+        self.ack, self.number = item.ack, item.number
+        self.generation = max(self.generation, item.deliveries)
 
     @property
     def num_choices(self) -> int:

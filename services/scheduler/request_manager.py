@@ -11,6 +11,7 @@ import structlog
 from pagewire.services.scheduler.attacher import LOOK_EVERY, Attacher
 from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.item_acks import ItemAcks
+from pagewire.services.scheduler.item_restorer import ItemRestorer
 from pagewire.services.scheduler.metrics import RequestMetrics
 from pagewire.services.scheduler.policy.policy import Decision
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
@@ -67,6 +68,7 @@ class RequestManager:
         self._attacher = Attacher(context, detokenizers)
         instance = context.instance
         self.consumer = WorkConsumer(self._store, peers, model, instance, self._capacity, self._held, self._on_item)
+        self._restorer = ItemRestorer(context.bus, model, instance, self.requests)
         self._on_change = on_change
         self._trials = Trials(self.requests, self._by_sequence)
         self._tasks: asyncio.TaskGroup | None = None
@@ -79,6 +81,7 @@ class RequestManager:
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
             self._tasks.create_task(self._watch_detokenizers())
+            self._tasks.create_task(self._restorer.run())
             await self.consumer.run()
 
     def start_term(self, term: Term) -> None:
@@ -256,7 +259,7 @@ class RequestManager:
         if late or (item.deliveries > 1 and await self._is_done(work.request_id)):
             await self._acks.end(item.ack)
             return
-        request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+        request = Request.of(item, work, queue)
         accept(request)
         self.requests[work.request_id] = request
         if self.term is not None:  # otherwise the next term attaches it
@@ -271,8 +274,7 @@ class RequestManager:
             await self._acks.end(request.ack)
             request.work, request.stored_at = work, item.stored_at
             request.detokenizer, request.must_open = work.detokenizer, False
-        # A queue that delivers anew counts deliveries from 1 again.
-        request.ack, request.generation = item.ack, max(request.generation, item.deliveries)
+        request.note_delivery(item)
         if request.sequences and not request.attaching:
             await self._attach_running(request)
 

@@ -122,7 +122,7 @@ class WorkConsumer:
         """Pulls from now on also the queues of replicas that are silent or cannot run anything, and has those deliver
         their items anew that stand still."""
         try:
-            lengths = await self.store.queue_lengths(self.model)
+            lengths = await self.store.queue_lengths(subjects.all_work(self.model))
             targets = self._ready_replicas() | {self.instance, subjects.ANY}
             orphans = {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
             self._wanted = self._own | orphans

@@ -195,7 +195,7 @@ class MemoryStore(Store):
         entry.deliveries += 1
         self._start_redelivery(entry)
         ack = f"$JS.ACK.memory.{entry.queue}.{entry.sequence}.{entry.deliveries}"
-        return Item(entry.data, entry.headers, ack, entry.deliveries, entry.stored_at)
+        return Item(entry.data, entry.headers, ack, entry.sequence, entry.deliveries, entry.stored_at)
 
     def _start_redelivery(self, entry: _Entry) -> None:
         entry.redelivery = asyncio.get_running_loop().call_later(self._ack_wait, self._take_back, entry)

@@ -395,8 +395,9 @@ def _durable(queue: str) -> str:
 def _item(message: Message) -> Item:
     """Builds an item. Its ack subject ends in deliveries, stream and consumer sequence, nanoseconds and pending."""
     fields = message.reply.split(".")
-    deliveries, stored_at = (fields[4], fields[7]) if len(fields) == 9 else (fields[6], fields[9])
-    return Item(message.data, _user_headers(message), message.reply, int(deliveries), int(stored_at) / NANOSECONDS)
+    deliveries, number, _, stored_at = fields[4:8] if len(fields) == 9 else fields[6:10]
+    headers = _user_headers(message)
+    return Item(message.data, headers, message.reply, int(number), int(deliveries), int(stored_at) / NANOSECONDS)
 
 
 def _user_headers(message: Message) -> Headers:

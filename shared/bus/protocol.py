@@ -45,6 +45,8 @@ class Item:
     headers: Headers
     ack: str
     """Subject to publish to in order to renew, end or return this delivery."""
+    number: int
+    """Number of the item, as `put_work` returned it."""
     deliveries: int
     """1 for the first delivery."""
     stored_at: float

@@ -10,9 +10,8 @@ import structlog
 
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import WireVersionError
+from pagewire.shared.wire_version import WIRE_VERSION
 
-WIRE_VERSION = 7
-"""First byte of every message; raised whenever a peer of the previous version could misread one."""
 UNREADABLE = (WireVersionError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors that `Decoder.decode` raises."""
 
@@ -39,6 +38,8 @@ class Decoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
+        self._other_versions: set[int] = set()
+        """Wire versions of other peers that were logged."""
 
     def decode(self, data: bytes | memoryview) -> T:
         """Returns the message.
@@ -62,9 +63,17 @@ class Decoder(Generic[T]):
             return None
 
     def read(self, message: Message) -> T | None:
-        """Returns the message in a bus message; logs `message_unreadable` and returns None if it is unreadable."""
+        """Returns the message in a bus message; None if it is unreadable.
+
+        Then `message_unreadable` is logged, or `other_wire_version` once for each version: its senders count as absent.
+        """
         try:
             return self.decode(message.data)
+        except WireVersionError as error:
+            if error.theirs not in self._other_versions:
+                self._other_versions.add(error.theirs)
+                _log.warning("other_wire_version", subject=message.subject, reason=str(error))
+            return None
         except UNREADABLE as error:
             _log.error("message_unreadable", subject=message.subject, reason=str(error))
             return None

@@ -86,7 +86,11 @@ class Responder:
         """Returns counts per service in the metadata. The counts per endpoint, which ADR-32 demands, are zero."""
         beat = self._heartbeat()
         load = {f"load.{name}": f"{value:.10g}" for name, value in beat.load.items()}
-        states = {"ready": str(beat.ready).lower(), "draining": str(beat.draining).lower()}
+        states = {
+            "ready": str(beat.ready).lower(),
+            "draining": str(beat.draining).lower(),
+            "problem": beat.problem,
+        }
         counts = {
             "num_requests": 0,
             "num_errors": 0,

@@ -7,7 +7,8 @@ import pytest
 from pagewire.bench import attack
 from pagewire.bench._common.stack import resident_bytes
 from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, siege, sieges
-from pagewire.embedded.stack import Address, Stack
+from pagewire.embedded.address import Address
+from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]

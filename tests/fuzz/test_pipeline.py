@@ -14,7 +14,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from pagewire.bench import attack
 from pagewire.client.sync import LoopThread
-from pagewire.embedded.stack import Address, Stack
+from pagewire.embedded.address import Address
+from pagewire.embedded.stack import Stack
 from pagewire.services.gateway.service import APIS
 from pagewire.shared import subjects
 from pagewire.shared.messages.open import Encoding

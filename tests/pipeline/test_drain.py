@@ -15,7 +15,8 @@ import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.client.stream import Stream
-from pagewire.embedded.stack import Address, Stack
+from pagewire.embedded.address import Address
+from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import DeadlineExceeded, PagewireError, Unavailable
 from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving

@@ -12,7 +12,8 @@ import httpx2 as httpx
 import nats
 import pytest
 
-from pagewire.embedded.stack import Address, Stack
+from pagewire.embedded.address import Address
+from pagewire.embedded.stack import Stack
 from pagewire.shared.settings.config import Settings
 from tests.support.collector import Received, collector
 from tests.support.model_folders import change, model_folder

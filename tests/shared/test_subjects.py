@@ -16,6 +16,7 @@ from pagewire.shared.subjects import (
     work_queue,
     work_queues,
 )
+from pagewire.shared.wire_version import WIRE_VERSION
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from pagewire.shared.subjects import (
     [(-(2**31), "urgent"), (-1, "urgent"), (0, "normal"), (1, "background"), (7, "background")],
 )
 def test_a_queue_per_class_of_priorities(priority: int, name: str) -> None:
-    assert work_queue("m", priority, ANY) == f"m.{name}.any"
+    assert work_queue("m", priority, ANY) == f"m.{WIRE_VERSION}.{name}.any"
 
 
 def test_the_queues_of_a_target_are_those_that_its_work_goes_to() -> None:

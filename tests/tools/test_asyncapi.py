@@ -9,9 +9,10 @@ from jsonschema import Draft202012Validator
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.messages.codec import WIRE_VERSION, Wire
+from pagewire.shared.messages.codec import Wire
 from pagewire.shared.security.permissions import ROLES
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.wire_version import WIRE_VERSION
 from tests.support.pipeline import running
 from tools.asyncapi import CHANNELS, Channel, Kind, covers, document, users
 

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -29,20 +29,29 @@ class Server:
     """Serves an application."""
 
     def __init__(
-        self, app: ASGIApp, listener: socket.socket, connections: Connections, tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        connections: Connections,
+        tls: ssl.SSLContext | None = None,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
+        """`leave` ends the answers to open requests."""
+        self._leave = leave
         self._listener = listener
         self._connections = connections
         self._server = _Server(_config(app, connections), connections, tls)
 
     async def run(self) -> None:
-        """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
+        """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end before it ends them."""
         serving = asyncio.create_task(self._server.serve([self._listener]))
         enforcing = asyncio.create_task(self._connections.enforce())
         try:
             await asyncio.shield(serving)
         finally:
             self._server.should_exit = True
+            await asyncio.wait({serving}, timeout=CLOSE_TIMEOUT)
+            self._leave()
             await asyncio.wait({serving})
             self._connections.abort()
             enforcing.cancel()
@@ -113,7 +122,7 @@ def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=3600,  # `Connections` closes idle connections sooner
-        timeout_graceful_shutdown=CLOSE_TIMEOUT,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT + 1,
     )
 
 

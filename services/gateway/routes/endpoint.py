@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.client.stream import Stream
+from pagewire.client.stream import Detached, Stream
 from pagewire.services.gateway.answers.openai_events import EventFields
 from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
@@ -117,8 +117,15 @@ class Endpoint:
         self._requests = log or RequestLog()
         self._strict = strict
         self._metrics = metrics
+        self._streams: set[Stream] = set()
+        """The requests in the pipeline."""
         self.running = 0
         self.served = 0
+
+    def leave(self) -> None:
+        """Ends the answers to all requests, which go on in the pipeline until their clients send them again."""
+        for stream in self._streams:
+            stream.detach()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -126,7 +133,7 @@ class Endpoint:
         client_id = client_id_of(scope)
         fresh_id = new_id(client_id)
         headers = [(HEADER, client_id or fresh_id.encode())]
-        began, status, request, result = time.monotonic(), 200, None, None
+        began, status, request, result, stream = time.monotonic(), 200, None, None, None
         caller = _trace_headers(scope)
         span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
         traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
@@ -134,16 +141,13 @@ class Endpoint:
             unknown = UnknownFields(strict=self._strict)
             body = await read_body(scope, receive, self._body_limit)
             call = replace(self._api.read(body, unknown), metrics=self._metrics)
-            if body_id := call.arguments["request_id"]:
-                if subjects.is_token(body_id):  # otherwise the pipeline refuses it
-                    headers = [(HEADER, client_id or body_id.encode())]
-            else:
-                call.arguments.update(request_id=fresh_id, fresh=True)
+            headers = [(HEADER, client_id or _give_id(call, fresh_id).encode())]
             tenant = scope.get("tenant", "")
             client = await self._client.for_tenant(tenant)
             call = await self._api.complete(client, call)
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             request = self._requests.begin(stream, scope["path"], tenant)
+            self._streams.add(stream)
             headers += unknown.headers()
             async with while_connected(receive):
                 if call.streamed:
@@ -152,20 +156,13 @@ class Endpoint:
                     result = await self._send_answer(client, stream, call, send, headers)
         except ClientGone:
             status = CLIENT_GONE
-        except PagewireError as error:
-            response = errors.response(error, scope["path"])
-            status = response.status_code
-            tracing.fail(span, error)
-            await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
-            _log.error("request_failed", exc_info=error)
-            status = 500
-            fault = Internal(FAULT_MESSAGE)
-            tracing.fail(span, fault)
-            await _respond(errors.response(fault, scope["path"]), headers, send)
+            status = await _fail(error, scope, span, headers, None if request and request.first_token else send)
         finally:
             self.running -= 1
             self.served += 1
+            if stream is not None:
+                self._streams.discard(stream)
             scope[STATUS] = status
             request_id = self._requests.end(request, status, result)
             _end_span(span, scope["path"], status, request_id)
@@ -201,9 +198,9 @@ class Endpoint:
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])
-            request.first_token = time.time()
             counted = usage and call.options.continuous_usage_stats
             events = await self._api.events(client, call, stream, counted=counted)
+            request.first_token = time.time()
             own = [(b"content-type", events.media_type), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": [*own, *headers]})
             try:
@@ -214,12 +211,22 @@ class Endpoint:
                 async for batch in batches:
                     if body := events.texts(batch, stream.prompt_tokens):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
+            except Detached:  # a client whose connection breaks sends the request again
+                raise
             except PagewireError as error:
                 end = events.failed(error)
             else:
                 assert stream.final is not None
                 end = events.ends(stream.final, usage=usage)
         await send({"type": "http.response.body", "body": end + events.done})
+
+
+def _give_id(call: ApiCall, fresh_id: str) -> str:
+    """Gives a request the fresh id, unless its body has one; returns the id that the answer's header has."""
+    body_id: str = call.arguments["request_id"]
+    if not body_id:
+        call.arguments.update(request_id=fresh_id, fresh=True)
+    return body_id if subjects.is_token(body_id) else fresh_id  # the pipeline refuses an id that is no token
 
 
 def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields:
@@ -232,6 +239,20 @@ def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields
         metrics=call.metrics,
         origins=bool(call.arguments.get("return_token_origins")),
     )
+
+
+async def _fail(
+    error: Exception, scope: Scope, span: Span, headers: Sequence[tuple[bytes, bytes]], send: Send | None
+) -> int:
+    """Answers a request that has failed, unless its answer has begun, which has no `send`; returns the status."""
+    if not isinstance(error, PagewireError):
+        _log.error("request_failed", exc_info=error)
+        error = Internal(FAULT_MESSAGE)
+    tracing.fail(span, error)
+    response = errors.response(error, scope["path"])
+    if send is not None:
+        await _respond(response, headers, send)
+    return response.status_code
 
 
 async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:

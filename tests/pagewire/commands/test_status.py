@@ -22,6 +22,14 @@ def reply(service: str, model: str, *, ready: bool = True, **load: float) -> Sta
     return Stats(f"pagewire-{service}", f"{service}{model}", "", metadata)
 
 
+def test_each_problem_is_a_line_with_the_services_that_report_it() -> None:
+    replies = [reply("detokenizer", "a"), *(reply("scheduler", model) for model in ("a", "b"))]
+    for stats in replies:
+        stats.metadata["problem"] = "the stream is gone" if "scheduler" in stats.name else ""
+    lines, _ = status.report([*replies, reply("gateway", "")], None, Settings())
+    assert [line for line in lines if "gone" in line] == ["scheduler: the stream is gone"]
+
+
 def test_each_model_has_a_line_with_its_services_memory_and_queue() -> None:
     replies = [reply("gateway", "")]
     for model in ("a", "b"):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pagewire import LLM, Client, SamplingParams, errors
 from pagewire.commands import demo
 from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.programs import check_replicas
+from pagewire.embedded.programs import ServiceProgram, check_replicas
 from pagewire.embedded.stack import Stack
 from pagewire.shared.models.named_models import BUNDLED, DEFAULT
 from pagewire.shared.settings.config import Settings
@@ -157,6 +158,15 @@ async def test_a_killed_service_comes_back(stack: Served, text: str) -> None:
 
         await until(serves)
     await until(lambda: status_of(f"{stack.http}/health") == 200)
+
+
+async def test_a_service_that_ends_again_and_again_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = (sys.executable, "-c", "raise SystemExit(1)")
+    monkeypatch.setattr(ServiceProgram, "command", property(lambda program: crash))
+    settings = Settings(model=BUNDLED, nats_port=0, log_level="critical")
+    with pytest.raises(errors.Unavailable, match="tokenizer has ended 3 times"):
+        async with Stack(settings, ("tokenizer",)) as stack:
+            await stack.ready()
 
 
 async def test_a_broker_whose_disk_was_full_is_restarted_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:

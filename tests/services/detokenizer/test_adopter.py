@@ -306,6 +306,22 @@ class TestQueuedRequests:
             error = await reader.error()
             assert (error.code, error.retryable) == (503, True)
 
+    async def test_a_running_request_whose_item_was_stored_again_outlives_its_scheduler(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
+        async with rig(folder) as world:
+            reader = await world.open(request_id="r1")
+            await store(world.broker, folder, opening(reader, request_id="r1"), "d1")
+            await world.ask("stored", StoredWork("r1", 1))
+            (purged,) = await world.broker.store.pull_work(queue(folder), 1, expires=5)
+            await world.attach(ack=purged.ack)
+            await world.broker.store.end_work(purged.ack)
+            await store(world.broker, folder, opening(reader, request_id="r1"), "d1")
+            world.bus.publish(f"{subjects.HEARTBEAT}.scheduler.s1", b"")
+            await asyncio.sleep(0.5)  # several checks: that nothing happens is what is tested
+            assert reader.last is None
+
     @pytest.mark.parametrize("skew", [-600, 600])
     async def test_the_deadline_of_an_adopted_request_survives_a_wrong_clock(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, skew: float

@@ -565,7 +565,7 @@ async def test_items_that_come_while_there_is_no_executor_return_to_their_queue(
     broker = MemoryBroker(ack_wait=30.0)
     settings = Settings(served_model_name=MODEL)
     scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
-    item = Item(b"anything", {}, "ack.1.1", 1, 0.0)
+    item = Item(b"anything", {}, "ack.1.1", 1, 1, 0.0)
     returned: list[str] = []
 
     async def note(ack: str) -> None:

@@ -25,7 +25,7 @@ def request(number: int) -> Request:
         priority=0,
         deadline=time.time() + 60,
     )
-    started = Request(work, "queue", "ack", 1, "", 0.0, sequences=[sequence(4)])
+    started = Request(work, "queue", "ack", 1, 1, "", 0.0, sequences=[sequence(4)])
     started.queued = False
     return started
 

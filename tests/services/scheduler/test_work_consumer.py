@@ -16,6 +16,7 @@ from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process.peers import Peers
+from pagewire.shared.wire_version import WIRE_VERSION
 from tests.support.waiting import until
 
 OWN, ANYONE, OTHER = (subjects.work_queue("m", 0, target) for target in ("me", subjects.ANY, "other"))
@@ -117,6 +118,16 @@ async def test_work_of_a_replica_that_cannot_run_it_is_taken() -> None:
         await s.bus.store.put_work(OTHER, b"y")
         await asyncio.sleep(0.15)
         assert len(s.taken) == 1, "it is back, and its work is its own again"
+
+
+async def test_work_of_another_wire_version_is_left_alone() -> None:
+    async with scene() as s:
+        newer = OTHER.replace(f"m.{WIRE_VERSION}.", f"m.{WIRE_VERSION + 1}.")
+        await s.bus.store.put_work(newer, b"newer")
+        await s.bus.store.put_work(OTHER, b"ours")
+        await until(lambda: bool(s.taken))
+        assert s.taken == [(OTHER, b"ours")]
+        assert [item.data for item in await s.bus.store.pull_work(newer, 1, expires=1)] == [b"newer"]
 
 
 async def test_items_held_by_a_dead_replica_come_with_their_redelivery() -> None:

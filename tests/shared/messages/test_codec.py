@@ -29,9 +29,17 @@ def test_another_version_and_other_bytes_are_told_apart() -> None:
 @pytest.mark.parametrize("data", UNREADABLE)
 def test_an_unreadable_bus_message_is_one_line_in_the_log(data: bytes) -> None:
     with capture_logs() as lines:
-        assert decoder.read(Message("pagewire.svc.plan.e1", data)) is None
+        assert Decoder(Replay).read(Message("pagewire.svc.plan.e1", data)) is None
     ((event, subject),) = [(line["event"], line["subject"]) for line in lines]
-    assert (event, subject) == ("message_unreadable", "pagewire.svc.plan.e1")
+    assert event == ("other_wire_version" if data == OTHER_VERSION else "message_unreadable")
+    assert subject == "pagewire.svc.plan.e1"
+
+
+def test_a_peer_of_another_version_is_logged_once() -> None:
+    with capture_logs() as lines:
+        reader = Decoder(Replay)
+        assert [reader.read(Message("pagewire.svc.steps.e1", OTHER_VERSION)) for _ in range(3)] == [None] * 3
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("data", UNREADABLE)

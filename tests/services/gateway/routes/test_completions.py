@@ -16,7 +16,7 @@ from pagewire.shared.errors import (
     RequestError,
     invalid_field,
 )
-from tests.services.gateway.http_client import Gateway, start_gateway
+from tests.services.gateway.http_client import Answer, Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas, final, settle
 from tests.support.waiting import until
 
@@ -234,3 +234,29 @@ async def test_each_tenant_has_its_own_subjects_and_inboxes(gateway: Gateway) ->
         assert answer.status == 200
         replies.append(subjects.owner_of(gateway.responder.reply))
     assert gateway.responder.tenants == replies == ["alice", "bob", "alice", ""]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_ends_has_its_clients_send_their_requests_again(gateway: Gateway, stream: bool) -> None:
+    gateway.responder.script = lambda _: []  # it waits in a queue
+    calling = asyncio.create_task(gateway.post({"model": MODEL, "prompt": "x", "stream": stream}))
+    await until(lambda: bool(gateway.responder.requests))
+    await settle()
+    gateway.completions.leave()
+    answer = await calling
+    assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
+    assert "send the request again" in answer.json["error"]["message"]
+    assert not gateway.responder.cancels, "it goes on"
+
+
+async def test_a_server_that_ends_breaks_off_the_streams_that_have_begun(gateway: Gateway) -> None:
+    gateway.responder.script = lambda _: list(deltas()[:2])
+    answer = Answer()
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
+    calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, answer=answer))
+    await until(lambda: bool(answer.chunks))
+    gateway.completions.leave()
+    await calling
+    assert b"error" not in b"".join(answer.chunks)
+    assert b"[DONE]" not in b"".join(answer.chunks)
+    assert not gateway.responder.cancels, "it goes on"
