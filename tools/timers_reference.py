@@ -50,6 +50,7 @@ KINDS = (
         "Intervals",
         "Nothing is lost: the next look finds what the last one has missed, later by the length of the pause.",
         {
+            "pagewire/client/adapter_changes.py": ("RESEND_INTERVAL",),
             "pagewire/client/stream.py": ("ROOM_INTERVAL", "CHECK_INTERVAL", "RESEND_INTERVAL"),
             "services/gateway/console/feed.py": ("INTERVAL",),
             "services/gateway/console/history.py": ("SAMPLE_INTERVAL",),
@@ -183,6 +184,7 @@ KINDS = (
         "A request whose adapter does not come in time, or was removed for longer than its content is kept, ends with "
         "an error that names it. The next request asks for the adapter again.",
         {
+            "pagewire/client/adapter_changes.py": ("RETRY_FOR",),
             "services/executor/adapters/peft_config.py": ("PATTERN_SECONDS",),
             "services/executor/service.py": ("FETCH_TIMEOUT",),
             "shared/adapters/adapter_store.py": ("TIMEOUT", "KEPT_SECONDS"),

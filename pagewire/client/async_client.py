@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from pagewire.client import frames
+from pagewire.client.adapter_changes import change_adapter
 from pagewire.client.batch_inbox import BatchInbox
 from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
@@ -23,7 +24,7 @@ from pagewire.shared.errors import (
     RequestTimeout,
     Unavailable,
 )
-from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
+from pagewire.shared.messages.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ModelInfo, Result, SamplingParams
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pagewire.shared.security import credentials
@@ -35,8 +36,6 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` for each turn; content is text, or a list of text parts."""
 
 _REPLY_TIMEOUT = 5.0
-_LOAD_TIMEOUTS = (5.0, 15.0, 60.0)
-"""Seconds that an executor has to load an adapter, in each attempt."""
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
 
@@ -305,34 +304,19 @@ class AsyncClient:
         Raises:
             RequestError: the adapter is refused, or no executor answers.
         """
-        return (await self._change_adapter("load", model, LoadAdapterRequest(name, path, replace))).digest
+        bus, directory, _ = self._connection()
+        return (await change_adapter(bus, directory, model, LoadAdapterRequest(name, path, replace))).digest
 
     async def unload_adapter(self, name: str, model: str = "") -> str:
-        """Removes an adapter; returns the hash of its content. Requests that run with it end with it.
+        """Removes an adapter; returns the hash of its content, or an empty one if an executor died as it answered.
+
+        Requests that run with it end with it.
 
         Raises:
             RequestError: there is no such adapter, or no executor answers.
         """
-        return (await self._change_adapter("unload", model, UnloadAdapterRequest(name))).digest
-
-    async def _change_adapter(self, verb: str, model: str, request: msgspec.Struct) -> AdapterReply:
         bus, directory, _ = self._connection()
-        name = await directory.resolve(model)
-        subject = directory.subject(f"{subjects.ADAPTERS}.{verb}.{subjects.model_token(name)}")
-        reply = None
-        for timeout in _LOAD_TIMEOUTS:  # an executor that dies loses a request, which another one can serve
-            try:
-                reply = await bus.request(subject, msgspec.json.encode(request), timeout=timeout)
-                break
-            except RequestTimeout:
-                continue
-            except NoResponders as error:
-                raise Unavailable(f"no executor of {name} serves adapters: start it with --enable-lora") from error
-        if reply is None:
-            raise Unavailable(f"the executor of {name} does not answer: list the models to see the adapters")
-        if "Nats-Service-Error" in reply.headers:
-            raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
-        return msgspec.json.decode(reply.data, type=AdapterReply)
+        return (await change_adapter(bus, directory, model, UnloadAdapterRequest(name))).digest
 
     async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
         bus, directory, _ = self._connection()

@@ -1,5 +1,7 @@
 """The directory of the models that are served."""
 
+from contextlib import suppress
+
 import msgspec
 
 from pagewire.shared import subjects
@@ -26,13 +28,15 @@ class Directory:
         """The tenant that sends the requests; empty for clients that are no tenants."""
         self.served = set[str]()
         """Models whose tokenizer was there: one without responders may be restarting."""
+        self.adapted = set[str]()
+        """Models of which executors have served adapters: without responders, they may be restarting."""
         self._bus = bus
         self._default = default
 
     def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
-        """Returns the directory of a tenant, whose requests go over `bus`. It shares the set of served models."""
+        """Returns the directory of a tenant, whose requests go over `bus`. It shares both sets of models."""
         directory = Directory(bus, self._default, tenant)
-        directory.served = self.served
+        directory.served, directory.adapted = self.served, self.adapted
         return directory
 
     def subject(self, request: str) -> str:
@@ -52,6 +56,7 @@ class Directory:
         models = _models.decode(reply.data).models
         roots = {_base(info) for info in models}
         self.served |= roots | {info.name for info in models}
+        self.adapted |= {info.parent for info in models if info.parent}
         if len(roots) == 1:
             self._default = self._default or roots.pop()
         return models
@@ -75,6 +80,13 @@ class Directory:
             return next((_base(info) for info in await self.models() if info.name == model and info.parent), model)
         except Unavailable:
             return model
+
+    async def serves_adapters(self, model: str) -> bool:
+        """Returns whether executors of a model have served adapters."""
+        if model not in self.adapted:
+            with suppress(Unavailable):
+                await self.models()
+        return model in self.adapted
 
     async def absence(self, model: str) -> RequestError:
         """Returns the error for a request for `model` without responders."""

@@ -12,7 +12,7 @@ from pagewire.shared.errors import ModelNotFound, Unavailable
 from tests.pipeline.test_adapters import BASE, PREFIX, settings
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import checkpoint
-from tests.support.processes import kill
+from tests.support.processes import kill, processes
 
 pytestmark = [pytest.mark.full, pytest.mark.anyio]
 
@@ -54,7 +54,7 @@ async def change_under_load(folder: Path, changes: int, kill_every: int) -> int:
                 for i in range(CLIENTS):
                     group.create_task(ask(i))
                 for turn in range(changes):
-                    if turn % kill_every == kill_every - 1:
+                    if turn % kill_every == kill_every - 1 and processes("executor"):
                         kill("executor")
                     if turn % 7 == 6:
                         await admin.unload_adapter("moving")
@@ -66,5 +66,14 @@ async def change_under_load(folder: Path, changes: int, kill_every: int) -> int:
             return answers
 
 
-async def test_names_change_on_two_replicas_while_executors_are_killed(tmp_path: Path) -> None:
-    assert await change_under_load(tmp_path, changes=16, kill_every=6) > 0
+@pytest.mark.parametrize(
+    ("changes", "kill_every"),
+    [
+        pytest.param(200, 10, id="long"),
+        pytest.param(30, 2, id="no executor is left at times"),
+    ],
+)
+async def test_names_change_on_two_replicas_while_executors_are_killed(
+    tmp_path: Path, changes: int, kill_every: int
+) -> None:
+    assert await change_under_load(tmp_path, changes, kill_every) > changes
