@@ -18,10 +18,9 @@ from msgspec import structs
 from pagewire.commands.models import supported_models
 from pagewire.commands.models.supported_models import Family, Outcome
 from tests.families.gguf_sweep import try_architecture
+from tests.families.record import record
 from tests.families.sweep import try_family
 from tests.families.tiny import FAMILIES
-
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def main() -> int:
@@ -43,8 +42,7 @@ def main() -> int:
         sweep = structs.replace(sweep, gguf=version("gguf"), architectures=architectures)
     print(supported_models.summary(sweep))
     print(supported_models.summary_of_architectures(sweep))
-    supported_models.write(sweep)
-    PAGE.write_text(supported_models.page(sweep))
+    record(sweep)
     bad = (Outcome.WRONG, Outcome.CRASHED)
     return int(sweep.count(*bad) + sweep.count_architectures(*bad) > 0)
 

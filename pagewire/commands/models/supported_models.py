@@ -36,6 +36,17 @@ class Family(msgspec.Struct, frozen=True):
     """The outputs that were compared, or the reason of a refusal."""
 
 
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The result of one vocabulary of llama.cpp's sources."""
+
+    name: str
+    kind: str
+    """`tokenizer.ggml.model` and `tokenizer.ggml.pre` of its file."""
+    outcome: Outcome
+    detail: str
+    """The number of texts whose ids were compared, or the reason of a refusal."""
+
+
 class Sweep(msgspec.Struct, frozen=True):
     """The results of all families."""
 
@@ -46,6 +57,8 @@ class Sweep(msgspec.Struct, frozen=True):
     """Version of the package `gguf`."""
     architectures: tuple[Family, ...] = ()
     """The results of all architectures of GGUF files that the package knows."""
+    vocabularies: tuple[Vocabulary, ...] = ()
+    """The results of the vocabularies of llama.cpp's sources."""
 
     def count(self, *outcomes: Outcome) -> int:
         """Returns the number of families with one of these outcomes."""
@@ -95,6 +108,9 @@ def page(sweep: Sweep) -> str:
             *_tables(sweep.families, "model_type", "Served", "Refused"),
             _GGUF.format(summary=summary_of_architectures(sweep)),
             *_tables(sweep.architectures, "architecture", "Served as GGUF", "Refused as GGUF"),
+            _VOCABULARIES,
+            *(f"| {each.name} | {each.kind} | {each.detail} |" for each in sweep.vocabularies),
+            "",
         )
     )
 
@@ -197,3 +213,11 @@ Tensors of any type that the package can unpack are read. `Q2_K` to `Q8_0`, `IQ3
 `NVFP4`, `TQ1_0` and `TQ2_0` stay integers of 4 to 8 bits in native families on a CPU, without loss. The other `IQ`
 types are unpacked to the model's dtype when they are loaded, and the log says so.
 """
+
+_VOCABULARIES = """## Vocabularies of GGUF files
+
+llama.cpp's sources hold vocabularies, each with texts (`.inp`) and the ids that llama.cpp gives them (`.out`).
+`python -m tests.families.gguf_vocabularies FOLDER` compares all ids of all texts and writes this table.
+
+| vocabulary | kind | ids |
+|---|---|---|"""

@@ -1,11 +1,8 @@
 """The page of models is what the last sweep has found, and the sweep holds what is promised."""
 
-from pathlib import Path
-
 from pagewire.commands.models import supported_models
 from pagewire.commands.models.supported_models import Outcome
-
-PAGE = Path(__file__).parents[4] / "docs" / "models.md"
+from tests.families.record import PAGE
 
 
 def test_the_page_is_that_of_the_sweep() -> None:
@@ -18,3 +15,9 @@ def test_nothing_that_is_served_is_wrong() -> None:
     assert sweep.count(Outcome.NATIVE, Outcome.EXACT) >= 70
     refused = {family.model_type for family in sweep.families if family.outcome == Outcome.REFUSED}
     assert {"falcon_h1", "inkling_text", "diffllama"} <= refused
+
+
+def test_no_vocabulary_of_llama_cpp_gives_other_ids() -> None:
+    outcomes = [vocabulary.outcome for vocabulary in supported_models.read().vocabularies]
+    assert set(outcomes) <= {Outcome.EXACT, Outcome.REFUSED}
+    assert outcomes.count(Outcome.EXACT) >= 14
