@@ -9,7 +9,7 @@ from pagewire.client import frames
 from pagewire.client.directory import Directory
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import ModelNotFound, NoResponders, RequestTimeout, Unavailable
+from pagewire.shared.errors import InvalidRequest, ModelNotFound, NoResponders, RequestTimeout, Unavailable
 from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.client import ErrorFrame
 
@@ -17,8 +17,8 @@ TIMEOUTS = (5.0, 15.0, 60.0)
 """Seconds that an executor has for a change, in each attempt: one that dies loses the request, which another can
 serve."""
 RETRY_FOR = 60.0
-"""Seconds for which a change without responders is sent again where there have been executors that serve adapters: all
-of them may be restarting."""
+"""Seconds for which a change without responders is sent again where adapters can be loaded: all executors may be
+restarting."""
 RESEND_INTERVAL = 0.5
 """Seconds between two attempts without responders."""
 
@@ -41,8 +41,10 @@ async def change_adapter(
         except RequestTimeout:
             attempt += 1
         except NoResponders as error:
-            if time.monotonic() - began > RETRY_FOR or not await directory.serves_adapters(name):
-                raise Unavailable(f"no executor of {name} serves adapters: start it with --enable-lora") from error
+            if not await directory.serves_adapters(name):
+                raise InvalidRequest(f"{name} serves no adapters: start it with --enable-lora") from error
+            if time.monotonic() - began > RETRY_FOR:
+                raise Unavailable(f"no executor of {name} answers now: try again later") from error
             await asyncio.sleep(RESEND_INTERVAL)
         else:
             directory.adapted.add(name)

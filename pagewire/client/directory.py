@@ -29,7 +29,7 @@ class Directory:
         self.served = set[str]()
         """Models whose tokenizer was there: one without responders may be restarting."""
         self.adapted = set[str]()
-        """Models of which executors have served adapters: without responders, they may be restarting."""
+        """Models for which adapters can be loaded: without responders, their executors may be restarting."""
         self._bus = bus
         self._default = default
 
@@ -56,7 +56,7 @@ class Directory:
         models = _models.decode(reply.data).models
         roots = {_base(info) for info in models}
         self.served |= roots | {info.name for info in models}
-        self.adapted |= {info.parent for info in models if info.parent}
+        self.adapted |= {info.name for info in models if info.adaptable}
         if len(roots) == 1:
             self._default = self._default or roots.pop()
         return models
@@ -82,7 +82,7 @@ class Directory:
             return model
 
     async def serves_adapters(self, model: str) -> bool:
-        """Returns whether executors of a model have served adapters."""
+        """Returns whether adapters can be loaded for a model."""
         if model not in self.adapted:
             with suppress(Unavailable):
                 await self.models()

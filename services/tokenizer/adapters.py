@@ -33,12 +33,13 @@ class ServedAdapters:
     """The adapters that requests may name.
 
     Attributes:
+        possible: whether there can be any.
         known: whether they have been read.
     """
 
-    def __init__(self, *, known: bool) -> None:
-        """`known`: whether there are none, and never will be."""
-        self.known = known
+    def __init__(self, *, possible: bool) -> None:
+        self.possible = possible
+        self.known = not possible
         self._by_token: dict[str, ServedAdapter] = {}
 
     def find(self, token: str) -> ServedAdapter | None:

@@ -71,7 +71,7 @@ class Model:
             vocab_size=vocab_size,
             longest_token=max(map(len, tokenizer.backend.get_vocab()), default=1),
             revision=model_folder.revision(path),
-            adapters=ServedAdapters(known=not settings.enable_lora),
+            adapters=ServedAdapters(possible=settings.enable_lora),
         )
 
     def with_rules(self, rules: Mapping[str, MessageRules]) -> Self:
@@ -108,6 +108,7 @@ class Model:
                 self.max_model_len,
                 self.revision,
                 root=self.name,
+                adaptable=self.adapters.possible,
             )
             for name in self.names
         ]

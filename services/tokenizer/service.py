@@ -39,7 +39,7 @@ class Tokenizer:
         self._tasks = RequestTasks()
         self._peers = Peers(context.bus, context.model)
         self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
-        self._adapters = ServedAdapters(known=False)
+        self._adapters = ServedAdapters(possible=True)
         self._handlers: Handlers | None = None
         """Subscriptions; None while no requests are taken."""
         self._announced = False

@@ -393,6 +393,8 @@ class ModelInfo(msgspec.Struct):
     """The model's own name, if it has several; of an adapter, the hash of its content."""
     parent: str = ""
     """Own name of the model that an adapter changes; empty: it is no adapter."""
+    adaptable: bool = False
+    """Whether adapters can be loaded for the model."""
 
 
 class ModelList(msgspec.Struct):

@@ -11,7 +11,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
-from pagewire.shared.errors import ModelNotFound, Unavailable
+from pagewire.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.open import Encoding
 from tests.support.responder import MODEL, Responder
@@ -68,7 +68,7 @@ async def parts(lost: int = 0) -> tuple[MemoryBus, Directory, Executor]:
 
 async def test_without_an_executor_that_serves_adapters_a_change_is_refused_at_once() -> None:
     bus, directory, _ = await parts()
-    with pytest.raises(Unavailable, match="enable-lora"):
+    with pytest.raises(InvalidRequest, match="enable-lora"):
         await change_adapter(bus, directory, MODEL, LOAD)
 
 
