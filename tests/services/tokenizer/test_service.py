@@ -490,7 +490,8 @@ async def test_the_deadline_of_the_request_limits_its_wait() -> None:
     async with queue_of(30, max_queue_wait=None) as setup:
         assert (await setup.refused({"prompt": "x", "timeout_ms": 30_000})).code == 429
         await setup.send({"prompt": "x", "timeout_ms": 60_000})
-        await setup.send({"prompt": "x", "timeout_ms": 1000, "priority": -1}, queue=subjects.work_queue(MODEL, -1, subjects.ANY))
+        urgent = subjects.work_queue(MODEL, -1, subjects.ANY)
+        await setup.send({"prompt": "x", "timeout_ms": 1000, "priority": -1}, queue=urgent)
 
 
 async def test_a_request_that_may_run_already_is_refused_by_its_detokenizer() -> None:
