@@ -18,6 +18,7 @@ EXPERIMENTS = (
     "conversations",
     "fastgen",
     "features",
+    "first_tokens",
     "lease",
     "overload",
     "replicas",
