@@ -6,7 +6,7 @@ prompt tokens and the positions that they see, as on the CPUs that SmolLM2-135M 
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from statistics import median
@@ -142,7 +142,7 @@ def _requests(load: Load, draw: random.Random) -> list[Request]:
     return [Request(draw.random() * 0.01, prompt_of(draw, prompt), output) for _ in range(count)]
 
 
-def table(runs: dict[tuple[str, Load], Sequence[Figures]]) -> list[str]:
+def table(runs: Mapping[tuple[str, Load], Sequence[Figures]]) -> list[str]:
     """Returns a line per CPU and load, in Markdown: medians of the seeds."""
     rows = []
     for (cpu, load), seeds in runs.items():
