@@ -52,7 +52,8 @@ class Request:
 Lengths = Callable[[random.Random, int], list[Request]]
 
 
-def _prompt(draw: random.Random, tokens: int) -> list[int]:
+def prompt_of(draw: random.Random, tokens: int) -> list[int]:
+    """Draws the ids of a prompt of so many tokens."""
     return draw.choices(range(_VOCABULARY), k=tokens)
 
 
@@ -66,14 +67,14 @@ def sharegpt_lengths() -> list[tuple[int, int]]:
 def sharegpt(draw: random.Random, count: int) -> list[Request]:
     """Draws requests with ShareGPT's lengths, whose prompts share no beginning."""
     chosen = draw.choices(sharegpt_lengths(), k=count)
-    return [Request(0.0, _prompt(draw, prompt), output) for prompt, output in chosen]
+    return [Request(0.0, prompt_of(draw, prompt), output) for prompt, output in chosen]
 
 
 def _sonnet(output: int) -> Lengths:
     def draw_requests(draw: random.Random, count: int) -> list[Request]:
-        shared = _prompt(draw, _SONNET_SHARED)
+        shared = prompt_of(draw, _SONNET_SHARED)
         own = _SONNET_PROMPT - _SONNET_SHARED
-        return [Request(0.0, shared + _prompt(draw, own), output) for _ in range(count)]
+        return [Request(0.0, shared + prompt_of(draw, own), output) for _ in range(count)]
 
     return draw_requests
 
@@ -102,4 +103,4 @@ def fastgen(prompt: int, output: int, seed: int) -> Iterator[Request]:
     draw = random.Random(seed)
     while True:
         tokens = max(16, min(4000, int(draw.gauss(prompt, 0.3 * prompt))))
-        yield Request(0.0, _prompt(draw, tokens), max(1, int(draw.gauss(output, 0.3 * output))))
+        yield Request(0.0, prompt_of(draw, tokens), max(1, int(draw.gauss(output, 0.3 * output))))

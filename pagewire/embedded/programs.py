@@ -16,6 +16,8 @@ REPLICATED = ("executor", "scheduler")
 """The services with one process per replica."""
 GATEWAY = "gateway"
 """The service of which a stack has one for all models."""
+LIGHT = ("tokenizer", "scheduler", "detokenizer", GATEWAY)
+"""The services that do without PyTorch."""
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -40,6 +42,12 @@ class ServiceProgram:
     def command(self) -> tuple[str, ...]:
         """Command line of the process."""
         return sys.executable, "-P", "-m", f"pagewire.services.{self.service}"
+
+    @property
+    def spare(self) -> tuple[str, ...]:
+        """Command line of the process that imports ahead: one for executors, which need PyTorch, one for the others."""
+        services = ("executor",) if self.service == "executor" else LIGHT
+        return sys.executable, "-P", "-m", "pagewire.embedded.spare", *services
 
     def gpu(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns the variable that shows an executor replica only its own GPU among the visible ones.

@@ -374,9 +374,9 @@ class Stack:
             await self._cluster.stop()
 
     def _program(self, program: ServiceProgram) -> Program:
-        inherited = self._listener is not None and program.service == GATEWAY
-        descriptors = (self._listener.fileno(),) if self._listener is not None and inherited else ()
-        return Program(program.name, program.command, partial(self._environment, program), descriptors)
+        listener = self._listener if program.service == GATEWAY else None
+        descriptors = (listener.fileno(),) if listener is not None else ()
+        return Program(program.name, program.command, partial(self._environment, program), descriptors, program.spare)
 
     def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from pagewire.embedded.spares import Spares
 from pagewire.shared.errors import ConfigurationError, PagewireError
 from pagewire.shared.process.linux_process import (
     END_NOW,
@@ -40,13 +41,15 @@ class Program:
     """Returns the complete environment for the next start, with the instance id."""
     descriptors: tuple[int, ...] = ()
     """File descriptors that the process inherits."""
+    spare: tuple[str, ...] = ()
+    """Command of a process that imports ahead what the program needs, and becomes it; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """The delays of restarts and kills, in seconds."""
 
-    first_delay: float = 0.1
+    first_delay: float = 0.02
     """Delay before the first restart; it doubles with each failure."""
     longest_delay: float = 2.0
     """Maximum delay before a restart."""
@@ -56,6 +59,8 @@ class RestartPolicy:
     """Time from the signal to end at once to SIGKILL."""
     drain: float = 45.0
     """Time from the start of a successor to SIGKILL."""
+    spare: float = 10.0
+    """Time after which a spare process replaces one that was used, or starts for the first time."""
 
     def next_delay(self, last: float, ran: float) -> float:
         """Returns the delay after a run of `ran` seconds; `last` is the delay before that run, 0 before the first."""
@@ -114,6 +119,9 @@ class Supervisor:
         self._on_refused = on_refused
         self._programs = programs
         self._policy = policy or RestartPolicy()
+        self._spares = Spares(self._policy.spare)
+        self._spare_tasks: dict[tuple[str, ...], asyncio.Task[None]] = {}
+        """The tasks that keep spare processes, by the commands of these."""
         self._group: asyncio.TaskGroup | None = None
         """The tasks that keep programs running; None before `run`."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
@@ -144,6 +152,9 @@ class Supervisor:
         if keeping is None or keeping.done():
             work = self._keep_running(program, self._group)
             self._keeping[program.name] = self._group.create_task(work, name=program.name)
+        if program.spare and program.spare not in self._spare_tasks:
+            work = self._spares.keep(program.spare, program.environment())
+            self._spare_tasks[program.spare] = self._group.create_task(work)
 
     def pid(self, name: str) -> int | None:
         """Returns the id of the latest process of a program, None while that does not run."""
@@ -247,15 +258,8 @@ class Supervisor:
             environment[PREDECESSORS] = ",".join(str(process.pid) for process in run.predecessors)
         run.instance = self.instances[program.name] = environment.get(INSTANCE, "")
         try:
-            # In its own session, so that Ctrl-C reaches only the supervisor, which then ends the programs. Standard
-            # output belongs to the user's command, so a program's output goes to standard error.
-            process = await asyncio.create_subprocess_exec(
-                *program.command,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
-                pass_fds=(refusal, *program.descriptors),
+            process = await self._spares.start(
+                program.command, program.spare, environment, (refusal, *program.descriptors)
             )
         except OSError as error:
             raise ConfigurationError(f"cannot start {program.name}: {error.strerror}: {program.command[0]}") from error

@@ -56,6 +56,16 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def show_command(command: Sequence[str]) -> None:
+    """Has Linux show another command line of this process, cut to the length of its own; no effect elsewhere."""
+    if _libc is None:
+        return
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
+    shown = b"".join(argument.encode() + b"\0" for argument in command)[: end - start - 1]
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
 def return_freed_memory() -> None:
     """Has the C library return freed memory to the system; no effect outside glibc.
 

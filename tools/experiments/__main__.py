@@ -19,6 +19,7 @@ EXPERIMENTS = (
     "drafted_schemas",
     "fastgen",
     "features",
+    "first_tokens",
     "lease",
     "overload",
     "replicas",

@@ -1,4 +1,8 @@
-"""The token budget of a step, which follows measured step times toward a target."""
+"""The token budget of a step, which follows measured step times toward a target and has room for the prompts that come.
+
+Where steps are longer than the target anyway, the room follows the load: with less than the prompts that come, first
+tokens would be later and later, and with more, next tokens would wait in vain.
+"""
 
 from dataclasses import dataclass
 from math import inf
@@ -11,9 +15,12 @@ STEP_TARGET_MS = 50.0
 MIN_PROMPT_TOKENS = 64
 """Prompt tokens that a step with decodes has room for, at least, where no target is set. With fewer, first tokens would
 be too late for the sake of next tokens."""
-PROMPTS_PER_DECODE = 2
-"""Prompt tokens per decode that a step has room for where no target is set: a step of many decodes takes long anyway,
-and the more sequences end, the more prompts come."""
+ROOM_PER_LOAD = 2
+"""Room for prompts over the prompt tokens that come per step. With twice as much, a prompt seldom waits for others."""
+MIXED_GROWTH = 4
+"""Greatest factor by which a device's room for prompts beside decodes grows."""
+ENDED = 64
+"""Ended sequences over which the load is averaged."""
 LATE = 0.8
 """Factor after a step that took longer than the target."""
 VERY_LATE = 0.5
@@ -24,65 +31,57 @@ VERY_EARLY = 1.25
 """Factor after a full step that took less than half of the target."""
 SLACK = 0.9
 """Share of the target below which a step is short enough, and share of the budget from which on it is full."""
-PROMPT_STEPS = 8
-"""Steps within which the prompts that wait should be computed where no step time is set: room for prompts beside
-decodes grows with them, and time to first token and time between tokens grow together."""
-MIXED_GROWTH = 4
-"""Greatest factor by which that room grows."""
 
 
 @dataclass
 class Budget:
     """Tokens per step. They grow and shrink by factors: sums would react too slowly to a prompt that has just begun.
 
-    >>> budget = Budget(start=512, ceiling=2048, min_prompt_tokens=64, target_ms=50.0)
+    >>> budget = Budget(start=512, ceiling=2048, target_ms=50.0, min_room=64, max_room=2048)
     >>> budget.observe(elapsed_us=60_000, tokens=512)  # too long
     >>> budget.tokens(decodes=8)
     409
-    >>> budget.tokens(decodes=400)  # all of them, and prompts beside them
-    464
+    >>> budget.count(prompt_tokens=2000, output_tokens=20)
+    >>> budget.tokens(decodes=8)  # of which each brings 100 prompt tokens
+    1608
     """
 
     start: int
     """Tokens at first, and of a step without decodes at least, since no next token waits for it."""
     ceiling: int
     """Tokens at most."""
-    min_prompt_tokens: int
-    """Prompt tokens that a step has room for beside its decodes, at least."""
     target_ms: float
-    """Milliseconds that a step should take at most; infinite: the budget does not change."""
-    prompts_per_decode: int = 0
-    """Prompt tokens per decode that a step has room for, at least."""
-    mixed_prompt_tokens: int = 0
-    """Prompt tokens of a step with decodes, at most, while few prompts wait; 0: no limit."""
+    """Milliseconds that a step should take at most; 0: each step has the least room; infinite: the budget is fixed."""
+    min_room: int = 0
+    """Prompt tokens that a step has room for beside its decodes, at least, however few the load brings."""
+    max_room: int = 0
+    """Prompt tokens that the load can make room for, at most."""
 
     def __post_init__(self) -> None:
-        self._tokens = float(self.start)
+        self._tokens = float(self.start) if self.target_ms else 0.0
         self._target_us = self.target_ms * 1000
+        self._prompt_tokens = self._output_tokens = 0.0
 
-    def tokens(self, decodes: int, prompt_tokens: int = 0) -> int:
-        """Returns the budget of steps with so many decodes while `prompt_tokens` are to be computed."""
+    def tokens(self, decodes: int) -> int:
+        """Returns the budget of steps with so many decodes."""
         if not decodes:
             return min(max(int(self._tokens), self.start), self.ceiling)
-        tokens = min(max(int(self._tokens), decodes + self._least_room(decodes)), self.ceiling)
-        return min(tokens, self._mixed_tokens(decodes, prompt_tokens)) if self.mixed_prompt_tokens else tokens
+        room = self._room(decodes)
+        least = decodes + room
+        if not self.target_ms:  # the device has captured steps of these sizes
+            least -= least % (1 << room.bit_length() - SIZES_PER_OCTAVE.bit_length())
+        return min(max(int(self._tokens), least), self.ceiling)
 
-    def _least_room(self, decodes: int) -> int:
-        """Returns the least prompt tokens of a step with decodes.
+    def _room(self, decodes: int) -> int:
+        """Returns the prompt tokens that a step with decodes has room for, at least."""
+        coming = decodes * self._prompt_tokens / max(1.0, self._output_tokens)
+        return max(self.min_room, min(int(ROOM_PER_LOAD * coming), self.max_room))
 
-        Where the two minima are nearly equal, neither is enough, hence twice the smaller one: otherwise prompts three
-        times as long as the outputs would queue.
-        """
-        fixed, grown = self.min_prompt_tokens, self.prompts_per_decode * decodes
-        return max(fixed, grown, 2 * min(fixed, grown))
-
-    def _mixed_tokens(self, decodes: int, prompt_tokens: int) -> int:
-        """Returns the most tokens of a step with decodes. Its room doubles, since a new budget is a new plan."""
-        room = self.mixed_prompt_tokens
-        while room < self.mixed_prompt_tokens * MIXED_GROWTH and room * PROMPT_STEPS < prompt_tokens:
-            room *= 2
-        between = max(1, room // SIZES_PER_OCTAVE)
-        return (decodes + room) // between * between
+    def count(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Counts what a sequence that has ended brought: tokens of its prompt that were not cached, and its output."""
+        keep = 1 - 1 / ENDED
+        self._prompt_tokens = self._prompt_tokens * keep + prompt_tokens
+        self._output_tokens = self._output_tokens * keep + output_tokens
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
         """Adapts to a step that took `elapsed_us` microseconds for `tokens` tokens."""
@@ -90,7 +89,7 @@ class Budget:
             # Steps composed under a larger budget may still arrive. They say nothing about the present budget.
             if 0 < tokens <= self._tokens:
                 factor = VERY_LATE if elapsed_us > 2 * self._target_us else LATE
-                self._tokens = max(tokens * factor, self.min_prompt_tokens)
+                self._tokens = max(tokens * factor, self.min_room)
         elif elapsed_us < self._target_us * SLACK and tokens >= self._tokens * SLACK:
             factor = VERY_EARLY if elapsed_us < self._target_us / 2 else EARLY
             self._tokens = min(self._tokens * factor + 1, self.ceiling)
@@ -99,9 +98,9 @@ class Budget:
 def budget_of(limits: TermLimits) -> Budget:
     """Returns a budget that follows the user's target, else ours where the device allows growth, else a fixed one, of
     which prompts beside decodes get a part."""
-    start, ceiling = limits.budget, max(limits.budget, limits.max_budget)
+    start, ceiling, mixed = limits.budget, max(limits.budget, limits.max_budget), limits.mixed_prompt_tokens
     if limits.itl_target_ms is not None:
-        return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
+        return Budget(start, ceiling, limits.itl_target_ms, limits.block_size)
     if ceiling > start:
-        return Budget(start, ceiling, MIN_PROMPT_TOKENS, STEP_TARGET_MS, PROMPTS_PER_DECODE)
-    return Budget(start, start, 0, inf, mixed_prompt_tokens=limits.mixed_prompt_tokens)
+        return Budget(start, ceiling, STEP_TARGET_MS, MIN_PROMPT_TOKENS, ceiling)
+    return Budget(start, start, 0.0, mixed, mixed * MIXED_GROWTH) if mixed else Budget(start, start, inf)

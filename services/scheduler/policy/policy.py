@@ -89,8 +89,7 @@ class Policy:
     @property
     def step_tokens(self) -> int:
         """Token budget of the next plan."""
-        prefills = self.sequences.prefills
-        return self.budget.tokens(len(self.running) - len(prefills), prefills.remaining_tokens + self.waiting.tokens)
+        return self.budget.tokens(len(self.running) - len(self.sequences.prefills))
 
     def stop_admission(self) -> None:
         """Gives no more slots to waiting sequences."""
@@ -102,6 +101,8 @@ class Policy:
 
     def abort(self, sequence_id: int) -> bool:
         """Ends a sequence or a beam search from outside; returns whether it had not ended already."""
+        if (sequence := self.sequences.by_id.get(sequence_id)) is not None:
+            self._count_ended(sequence)
         return self.sequences.abort(sequence_id) or self.beam_search.abort(sequence_id)
 
     def on_step(self, output: StepOutput) -> list[Sequence]:
@@ -137,6 +138,7 @@ class Policy:
                     needs_blocks[i] = sequence
             if finish:
                 sequence.finish = Finish(finish)
+                self._count_ended(sequence)
                 sequences.finish(sequence)
                 if finish == Finish.NOT_FINITE:
                     self.beam_search.fail(sequence)
@@ -162,6 +164,11 @@ class Policy:
                 self.sequences.update_allocate_at(sequence)
         if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
             self.sequences.needs_blocks[sequence.id] = sequence
+
+    def _count_ended(self, sequence: Sequence) -> None:
+        """Tells the budget what a sequence has brought, if that had its first token."""
+        if outputs := len(sequence.tokens) - sequence.num_prompt_tokens:
+            self.budget.count(sequence.num_prompt_tokens - (sequence.num_cached_tokens or 0), outputs)
 
     def schedule(self, now: float, slowest_reader: int | None) -> Decision:
         """Decides what runs next. The caller repeats the call until there is no plan.

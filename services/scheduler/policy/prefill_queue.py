@@ -15,11 +15,6 @@ NO_CUTOFF = 1 << 62, 0
 class PrefillQueue(dict[int, Sequence]):
     """Running sequences that have not sampled since their admission, by id."""
 
-    @property
-    def remaining_tokens(self) -> int:
-        """Tokens that are still to be computed."""
-        return sum(len(s.tokens) - s.num_computed_tokens for s in self.values()) if self else 0  # mostly empty
-
     def in_order(self, num_steps: int) -> list[Sequence]:
         """Returns the prompts in their order after `num_steps` steps: those passed for too long, then the shortest."""
         if len(self) < 2:

@@ -32,7 +32,6 @@ class WaitingQueue:
 
     Attributes:
         front: sequences that go before all others, by rank: their requests have begun.
-        tokens: tokens of all waiting sequences together.
 
     >>> from pagewire.shared.messages.work import Sampling
     >>> queue = WaitingQueue()
@@ -44,7 +43,6 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self.front: list[Sequence] = []
-        self.tokens = 0
         self._waiting: list[Sequence] = []  # by rank
         self._users: Counter[str] = Counter()  # sequences that wait, without those at the front
         self._served: dict[str, int] = {}
@@ -60,7 +58,6 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence behind the front."""
-        self.tokens += len(sequence.tokens)
         user = sequence.user
         if user not in self._users:
             self._served[user] = max(self._served.get(user, 0), self._level)
@@ -69,12 +66,10 @@ class WaitingQueue:
 
     def prepend(self, sequence: Sequence) -> None:
         """Adds a sequence to the front."""
-        self.tokens += len(sequence.tokens)
         insort(self.front, sequence, key=rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence that gets no slot."""
-        self.tokens -= len(sequence.tokens)
         if sequence in self.front:
             self.front.remove(sequence)
             return

@@ -288,14 +288,23 @@ class _Header:
         if element == _STRING:
             count = self._count("Q", 8, "strings in a list")
             start = self._position
-            for _ in range(count):
-                self._take(self._number("Q"))
+            self._skip_strings(count)
             return Strings(count, start, self._position)
         if element not in _SCALARS:
             self._refuse(f"has a list of the unknown type {element}")
         dtype = np.dtype(_SCALARS[element]).newbyteorder("<")
         count = self._count("Q", dtype.itemsize, "numbers in a list")
         return np.frombuffer(self._data[self._take(count * dtype.itemsize) : self._position], dtype)
+
+    def _skip_strings(self, count: int) -> None:
+        """Advances by so many strings, of which a vocabulary has a hundred thousand."""
+        data, position, unpack = self._data, self._position, struct.Struct("<Q").unpack_from
+        last = len(data) - 8
+        for _ in range(count):
+            if position > last:
+                self._refuse("is truncated: it ends within its header")
+            position += 8 + unpack(data, position)[0]
+        self._take(position - self._position)
 
     def _count(self, form: str, smallest: int, what: str) -> int:
         """Reads the number of items of at least `smallest` bytes each, and checks that they fit into the file."""

@@ -58,10 +58,10 @@ def has_started(folder: Path, name: str, times: int) -> bool:
 
 def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
     policy, delay, delays = RestartPolicy(), 0.0, []
-    for ran in (60.0, 60.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 60.0):
+    for ran in (60.0, 60.0, 6.0, *[1.0] * 8, 60.0):
         delay = policy.next_delay(delay, ran)
         delays.append(delay)
-    assert delays == [0.1, 0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.1]
+    assert delays == [0.02, 0.02, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.0, 2.0, 0.02]
 
 
 async def test_a_program_that_ends_is_restarted(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
 @pytest.fixture
 def encoder(tmp_path: Path) -> Iterator[Encoder]:
     encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")).backend)
+    encoder.prepared.result()
     yield encoder
     encoder.close()
 
@@ -58,6 +59,14 @@ def recorded(encoder: Encoder) -> Recorder:
 @pytest.mark.parametrize("text", ["", "x", "Once upon a time", "naïve 猫 🦊\n\n  ", LONG])
 async def test_a_text_has_the_models_ids_behind_its_beginning(encoder: Encoder, text: str) -> None:
     assert await encoder.encode([text]) == [[0, *ids(text)]]
+
+
+async def test_a_text_has_the_same_ids_before_the_encoder_is_prepared(tmp_path: Path) -> None:
+    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")).backend)
+    before = await encoder.encode(["Once upon a time"])
+    encoder.prepared.result()
+    assert before == await encoder.encode(["Once upon a time"]) == [[0, *ids("Once upon a time")]]
+    encoder.close()
 
 
 async def test_texts_of_a_batch_are_independent(encoder: Encoder) -> None:

@@ -1,19 +1,19 @@
 """The pipeline in virtual time: the scheduler's own policy and the executor's own slot table, driven by events.
 
-No other part of the services runs: a roofline gives the time of a step, and `Host` the time of everything around it.
+No other part of the services runs: `StepTimes` gives the time of a step, and `Host` the time of everything around it.
 Every figure from here is simulated.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from pagewire.bench._common.loads import Request
-from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64
 from pagewire.services.executor.devices.sim.device import choices
-from pagewire.services.executor.devices.sim.roofline import Roofline
 from pagewire.services.executor.in_flight_step import OutputColumns
 from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.scheduler.policy.policy import Policy
@@ -67,6 +67,16 @@ class Trace:
     waste: Waste = field(default_factory=Waste)
 
 
+class StepTimes(Protocol):
+    """What steps of a device take, by the columns [R] of a `StepBatch`; `Roofline` is one."""
+
+    def seconds(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
+        """Returns the seconds of a step."""
+
+    def moved(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
+        """Returns the bytes of weights and KV cache that a step reads and writes."""
+
+
 Then = Callable[[Request], Request | None]
 """Returns the next request of a client whose request has ended, if it sends one."""
 
@@ -83,7 +93,7 @@ class VirtualPipeline:
     def __init__(
         self,
         limits: TermLimits,
-        roofline: Roofline,
+        times: StepTimes,
         host: Host,
         table: type[SlotTable],
         longest: int,
@@ -93,7 +103,7 @@ class VirtualPipeline:
         capacity = Capacity(limits.num_blocks, limits.block_size, limits.max_num_seqs, longest, _VOCABULARY)
         self.policy = Policy(1, limits)
         self._table = table(capacity)
-        self._roofline = roofline
+        self._times = times
         self._host = host
         self._clock = clock or Clock()
         self._requests: dict[int, Request] = {}
@@ -186,8 +196,8 @@ class VirtualPipeline:
         picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
         columns = self._table.record(step, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
-        seconds = self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
-        self.trace.moved += self._roofline.moved(batch.num_computed_tokens, batch.query_lens, batch.samples)
+        seconds = self._times.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
+        self.trace.moved += self._times.moved(batch.num_computed_tokens, batch.query_lens, batch.samples)
         self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)
         self.trace.busy += seconds
         self.trace.steps += 1

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagewire.services.executor.devices.cuda.graph_sizes import mixed_sizes
 from pagewire.services.scheduler.policy.budget import Budget, budget_of
 from pagewire.services.scheduler.policy.term_limits import TermLimits
 
@@ -23,14 +24,14 @@ def settle(
 
 
 def test_without_a_target_the_budget_does_not_change() -> None:
-    budget = Budget(512, 512, 0, inf)
+    budget = Budget(512, 512, inf)
     assert set(settle(budget, 1e6, 1e3, 512)) == {512}
     assert set(settle(budget, 10, 0, 512, decodes=400)) == {512}
 
 
 @pytest.mark.parametrize("target_ms", [5.0, 10.0, 40.0])
 def test_the_budget_settles_where_steps_meet_the_target(target_ms: float) -> None:
-    budget = Budget(2048, 2048, 16, target_ms)
+    budget = Budget(2048, 2048, target_ms, 16)
     ideal = (target_ms * 1000 - 2000) / 50
     sizes = settle(budget, 2000, 50, 2048)[-100:]
     assert max(sizes) <= ideal * 1.1
@@ -40,17 +41,17 @@ def test_the_budget_settles_where_steps_meet_the_target(target_ms: float) -> Non
 
 
 def test_steps_that_take_very_long_are_few() -> None:
-    sizes = settle(Budget(512, 4096, 16, 100), 13_000, 1400, 4096)
+    sizes = settle(Budget(512, 4096, 100, 16), 13_000, 1400, 4096)
     assert sum(13_000 + 1400 * tokens > 200_000 for tokens in sizes) <= 3
 
 
 def test_halving_does_not_lead_below_the_target() -> None:
-    sizes = settle(Budget(512, 512, 16, 100), 40_000, 500, 512)
+    sizes = settle(Budget(512, 512, 100, 16), 40_000, 500, 512)
     assert min(sizes) * 500 + 40_000 >= 100_000 * 0.7
 
 
 def test_the_budget_recovers_when_steps_become_cheap() -> None:
-    budget = Budget(1024, 1024, 16, 10)
+    budget = Budget(1024, 1024, 10, 16)
     settle(budget, 2000, 200, 1024)
     assert budget.tokens(1) < 100
     settle(budget, 2000, 1, 1024)
@@ -58,7 +59,7 @@ def test_the_budget_recovers_when_steps_become_cheap() -> None:
 
 
 def test_the_budget_grows_fast_while_steps_are_very_short() -> None:
-    budget = Budget(512, 4096, 128, 50)
+    budget = Budget(512, 4096, 50, 128)
     sizes = settle(budget, 2000, 2, 4096, steps=12)
     assert sizes[0] == 512
     assert sizes[-1] == 4096
@@ -66,24 +67,49 @@ def test_the_budget_grows_fast_while_steps_are_very_short() -> None:
 
 @pytest.mark.parametrize("decodes", [1, 8, 100, 256])
 def test_however_long_steps_take_they_have_room_for_all_decodes_and_for_prompts(decodes: int) -> None:
-    sizes = settle(Budget(512, 4096, 128, 50), 10_000, 500_000, 4096, decodes=decodes)
+    sizes = settle(Budget(512, 4096, 50, 128), 10_000, 500_000, 4096, decodes=decodes)
     assert min(sizes) == sizes[-1] == decodes + 128
 
 
-@pytest.mark.parametrize(("decodes", "tokens"), [(1, 65), (16, 80), (20, 100), (32, 160), (64, 192), (128, 384)])
-def test_room_for_prompts_grows_with_the_decodes_if_it_is_to(decodes: int, tokens: int) -> None:
-    assert settle(Budget(512, 4096, 64, 50, 2), 10_000, 500_000, 4096, decodes=decodes)[-1] == tokens
+def test_the_room_for_prompts_follows_what_ended_sequences_brought() -> None:
+    budget = Budget(512, 4096, 50, 64, 4096)
+    settle(budget, 10_000, 500_000, 4096)
+    assert budget.tokens(32) == 32 + 64
+    for _ in range(100):
+        budget.count(prompt_tokens=300, output_tokens=60)
+    assert budget.tokens(32) == 32 + 2 * 5 * 32
+    for _ in range(1000):
+        budget.count(prompt_tokens=20, output_tokens=200)
+    assert budget.tokens(32) == 32 + 64
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 8192), st.integers(0, 8192)), max_size=80),
+    st.integers(1, 256),
+    st.sampled_from([(64, 4096), (512, 2048), (16, 0)]),
+)
+def test_the_room_for_prompts_keeps_its_bounds_under_any_load(
+    ended: list[tuple[int, int]], decodes: int, bounds: tuple[int, int]
+) -> None:
+    least, most = bounds
+    budget = Budget(8192, 8192, 0.0, least, most)
+    for prompt_tokens, output_tokens in ended:
+        budget.count(prompt_tokens, output_tokens)
+    assert decodes + least // 2 <= budget.tokens(decodes) <= decodes + max(least, most)
+
+
+@pytest.mark.parametrize("prompt", [64, 200, 800])
 @pytest.mark.parametrize(("clients", "token_us"), [(24, 900), (32, 300), (32, 600)])
-def test_prompts_of_many_clients_wait_for_few_steps(clients: int, token_us: int) -> None:
-    """Each client sends 200 tokens again when its 60 have come."""
+def test_prompts_of_many_clients_wait_for_few_steps(clients: int, token_us: int, prompt: int) -> None:
+    """Each client sends a prompt again when its 60 tokens have come."""
     budget = budget_of(TermLimits(9000, 16, clients, budget=512, window=8, max_budget=4096))
-    prompts, outputs, waits = deque([(0, 200)] * clients), list[int](), list[int]()
+    prompts, outputs, waits = deque([(0, prompt)] * clients), list[int](), list[int]()
     for step in range(2000):
         decodes, room = len(outputs), budget.tokens(len(outputs)) - len(outputs)
         outputs = [left - 1 for left in outputs if left > 1]
-        prompts.extend([(step, 200)] * (decodes - len(outputs)))
+        for _ in range(decodes - len(outputs)):
+            budget.count(prompt, 60)
+            prompts.append((step, prompt))
         computed = min(room, sum(left for _, left in prompts))
         budget.observe(5000 + token_us * (computed + decodes), computed + decodes)
         while computed:
@@ -100,20 +126,20 @@ def test_prompts_of_many_clients_wait_for_few_steps(clients: int, token_us: int)
 
 
 def test_room_for_prompts_ends_at_the_ceiling() -> None:
-    budget = Budget(512, 600, 128, 50)
+    budget = Budget(512, 600, 50, 128)
     settle(budget, 10_000, 500_000, 4096)
     assert budget.tokens(500) == 600
 
 
 def test_while_nothing_decodes_steps_are_as_large_as_at_first() -> None:
-    budget = Budget(512, 4096, 128, 50)
+    budget = Budget(512, 4096, 50, 128)
     settle(budget, 10_000, 5_000, 4096)
     assert budget.tokens(1) == 129
     assert budget.tokens(0) == 512
 
 
 def test_small_steps_that_are_fast_say_nothing_about_large_ones() -> None:
-    budget = Budget(1024, 1024, 16, 10)
+    budget = Budget(1024, 1024, 10, 16)
     settle(budget, 2000, 200, 1024)
     small = budget.tokens(1)
     settle(budget, 2000, 1, 4)
@@ -121,7 +147,7 @@ def test_small_steps_that_are_fast_say_nothing_about_large_ones() -> None:
 
 
 def test_steps_of_an_older_and_larger_budget_shrink_it_once() -> None:
-    budget = Budget(1024, 1024, 16, 10)
+    budget = Budget(1024, 1024, 10, 16)
     budget.observe(50_000, 1024)
     once = budget.tokens(1)
     for _ in range(8):
@@ -130,7 +156,7 @@ def test_steps_of_an_older_and_larger_budget_shrink_it_once() -> None:
 
 
 def test_a_step_without_tokens_says_nothing() -> None:
-    budget = Budget(1024, 1024, 16, 10)
+    budget = Budget(1024, 1024, 10, 16)
     budget.observe(10**6, 0)
     assert budget.tokens(1) == 1024
 
@@ -140,25 +166,32 @@ def test_a_step_without_tokens_says_nothing() -> None:
     st.floats(0.1, 1000),
 )
 def test_the_budget_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms: float) -> None:
-    budget = Budget(200, 512, 32, target_ms)
+    budget = Budget(200, 512, target_ms, 32)
     for elapsed, tokens, decodes in steps:
         budget.observe(elapsed, tokens)
         assert (decodes + 32 if decodes else 200) <= budget.tokens(decodes) <= 512
 
 
 def test_prompts_beside_decodes_have_a_room_of_their_own() -> None:
-    budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
-    assert budget.tokens(decodes=0, prompt_tokens=9000) == 8192
-    assert budget.tokens(decodes=16, prompt_tokens=100) == 512
-    assert budget.tokens(decodes=128, prompt_tokens=100) == 640
+    budget = Budget(8192, 8192, 0.0, 512, 2048)
+    assert budget.tokens(decodes=0) == 8192
+    assert budget.tokens(decodes=16) == 512
+    assert budget.tokens(decodes=128) == 640
+    assert Budget(600, 600, 0.0, 512, 2048).tokens(200) == 600
 
 
-def test_the_room_beside_decodes_grows_with_the_waiting_prompts() -> None:
-    budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
-    assert [budget.tokens(1, tokens) for tokens in (0, 4096, 4097, 8193, 10**6)] == [512, 512, 1024, 2048, 2048]
-    assert Budget(600, 600, 0, inf, mixed_prompt_tokens=512).tokens(100, 10**6) == 600
+@pytest.mark.parametrize("decodes", range(1, 1024, 13))
+def test_steps_without_a_target_have_the_sizes_that_devices_capture(decodes: int) -> None:
+    budget = Budget(8192, 8192, 0.0, 512, 1536)
+    budget.count(prompt_tokens=2000, output_tokens=200)
+    sizes = mixed_sizes(2048)
+    assert budget.tokens(decodes) in sizes or budget.tokens(decodes) > sizes[-1]
 
 
 def test_a_step_time_that_is_set_decides_alone() -> None:
     limits = TermLimits(100, 16, 8, budget=4096, window=8, itl_target_ms=50.0, mixed_prompt_tokens=512)
-    assert budget_of(limits).tokens(decodes=4) == 4096
+    budget = budget_of(limits)
+    budget.count(prompt_tokens=2000, output_tokens=2)
+    assert budget.tokens(decodes=4) == 4096
+    settle(budget, 10_000, 500_000, 4096)
+    assert budget.tokens(decodes=4) == 4 + 16

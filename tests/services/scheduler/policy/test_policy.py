@@ -183,7 +183,7 @@ def test_blocks_reserved_for_a_prompt_admit_no_other_sequence() -> None:
 @pytest.mark.parametrize("windows", [(8,), (0, 8, 8)])
 def test_a_prompt_with_windows_holds_what_they_see_and_ends_under_any_budget(windows: tuple[int, ...]) -> None:
     engine = make_engine(windows=windows, budget=8, num_blocks=64 * len(windows))
-    engine.policy.budget = Budget(64, 64, 0, math.inf)  # as a budget that has grown
+    engine.policy.budget = Budget(64, 64, math.inf)  # as a budget that has grown
     most = engine.policy.limits.entries_of(8)
     long = engine.add([1] * 200, max_tokens=20)
     while engine.plan() or engine.executor.run():

@@ -117,15 +117,3 @@ def test_every_sequence_is_yielded_and_users_keep_their_own_order(waiting: list[
     if ordered:
         oldest = min(all_of_them, key=rank)
         assert next(islice(ordered, 1)).priority == oldest.priority
-
-
-def test_tokens_of_all_that_wait_are_counted() -> None:
-    first, second, begun = (sequence(tokens) for tokens in (3, 5, 7))
-    queue = queue_of(first, second)
-    queue.prepend(begun)
-    assert queue.tokens == sum(len(one.tokens) for one in (first, second, begun))
-    queue.pop(begun)
-    queue.remove(first)
-    assert queue.tokens == len(second.tokens)
-    queue.pop(second)
-    assert queue.tokens == 0
