@@ -11,6 +11,7 @@ MODULES = [
     "pagewire.commands.chat.markdown",
     "pagewire.commands.status",
     "pagewire.embedded.programs",
+    "pagewire.kernels.cpu.packed",
     "pagewire.kernels.cpu.targets",
     "pagewire.kernels.triton.layers.low_rank",
     "pagewire.kernels.triton.layers.split_inputs",
