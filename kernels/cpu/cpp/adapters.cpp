@@ -1,7 +1,8 @@
 // The low-rank updates (LoRA) that adapters add to the outputs of matrix products: out += scale * expand(shrink(x)).
 //
-// Both factors are packed as the weights of any product, so that each row is summed in the same order whatever the other
-// rows are. A thread takes all rows of an adapter: with few rows, sharing them out would take longer than the work.
+// Both factors are packed as the weights of any product, but for the last ranks of the first one (`packed.fold`), and each
+// row is summed in the same order whatever the other rows are. Of several adapters, a thread takes all rows of one: with few
+// rows, sharing them out would take longer than the work.
 
 #include "adapters.hpp"
 
