@@ -21,7 +21,12 @@ class Update(ctypes.Structure):
 class Updates(ctypes.Structure):
     """All updates of one matrix by an adapter."""
 
-    _fields_ = (("shrink", Weights), ("parts", POINTER(Update)), ("count", c_int64))
+    _fields_ = (
+        *((name, Weights) for name in ("shrink", "folded")),
+        ("ranks", c_int64),
+        ("parts", POINTER(Update)),
+        ("count", c_int64),
+    )
 
 
 class Adapted(ctypes.Structure):
@@ -46,10 +51,13 @@ class CompiledAdapter:
                 *(Update(self._pack(kernels, one.expand), one.first, one.scale) for one in several)
             )
             self._parts.append(parts)
-            shrink = self._pack(kernels, torch.cat([one.shrink for one in several]))
-            self.matrices[number] = Updates(shrink, parts, len(parts))
+            shrink = torch.cat([one.shrink for one in several])
+            whole, folded = (self._pack(kernels, part) for part in kernels.fold(shrink.to(self._dtype)))
+            self.matrices[number] = Updates(whole, folded, len(shrink), parts, len(parts))
 
     def _pack(self, kernels: CpuKernels, factor: Tensor) -> Weights:
+        if not len(factor):
+            return Weights()
         packed = kernels.pack(factor.to(self._dtype))
         self._packed.append(packed)
         return packed.parts[0]
@@ -61,7 +69,7 @@ class UpdateKernel:
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
         self._update = kernels.function(
-            "update", [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, ctypes.c_int]
+            "update", [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, ctypes.c_int]
         )
 
     def __call__(self, adapted: Array[Adapted], matrix: int, x: Tensor, out: Tensor) -> None:
@@ -69,8 +77,8 @@ class UpdateKernel:
 
         Both are contiguous.
         """
-        pointers = x.data_ptr(), out.data_ptr()
-        self._update(adapted, len(adapted), matrix, *pointers, out.shape[1], self._kernels.threads)
+        inputs, outputs = (x.data_ptr(), x.shape[1]), (out.data_ptr(), out.shape[1])
+        self._update(adapted, len(adapted), matrix, *inputs, *outputs, self._kernels.threads)
 
 
 class StepAdapters:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
-from pagewire.kernels.cpu.packed import POOL_DTYPES, Packed, pack_floats, pack_integers
+from pagewire.kernels.cpu.packed import POOL_DTYPES, Packed, fold, pack_floats, pack_integers
 from pagewire.kernels.scales import Multiples
 from pagewire.shared.messages.step import LOWEST_LOGPROB
 
@@ -104,6 +104,7 @@ class CpuKernels:
         self._library = library
         self._lanes = int(library.lanes())
         self.paired = int(library.paired())
+        self._depth = int(library.depth())
         self.tiled = bool(library.tiled())
         self._embed = self.function("embed", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
         self._normalize = self.function(
@@ -180,7 +181,13 @@ class CpuKernels:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """Returns a packed copy of the weights [outputs, inputs], in their own dtype."""
-        return pack_floats(weight, bias, self._lanes, self.paired)
+        return pack_floats(weight, bias, self._lanes, self.paired, self._depth)
+
+    def fold(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns weights [outputs, inputs], as `packed.fold` does; tiles of the CPU take them as they are."""
+        if weight.dtype != torch.bfloat16:
+            return fold(weight, self._lanes, 1)
+        return (weight, weight[:0]) if self.tiled else fold(weight, self._lanes, self._depth)
 
     def pack_integers(
         self,

@@ -18,7 +18,7 @@ INTEGERS = {4: 3, 5: 4, 6: 5, 8: 6}
 POOL_DTYPES = DTYPES | {torch.int8: INTEGERS[8]}
 """Numbers of the dtypes of KV pools in the kernels."""
 CHUNK = 32
-"""Inputs that an integer product rounds together, and that an instruction multiplies in a tile of bf16 numbers."""
+"""Inputs that an integer product rounds together."""
 
 
 class Scales(ctypes.Structure):
@@ -78,7 +78,7 @@ def table(rows: Tensor) -> Packed:
     return _one(Weights(inputs=width, outputs=vocabulary, kind=DTYPES[rows.dtype]), panels=rows)
 
 
-def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) -> Packed:
+def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int, depth: int) -> Packed:
     """Returns a copy of the weights [N, K], in their own dtype, and of the bias [N].
 
     Args:
@@ -86,11 +86,12 @@ def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) ->
         bias: of any floating dtype.
         lanes: floats per register.
         paired: numbers per multiplication; see `CpuKernels`.
+        depth: number to a multiple of which the inputs of weights in bf16 are padded.
     """
     outputs, inputs = weight.shape
     narrow = weight.dtype == torch.bfloat16
     together = paired if narrow else 1
-    padded = F.pad(weight, (0, -inputs % (CHUNK if together > 1 else 1), 0, -outputs % (2 * lanes)))
+    padded = F.pad(weight, (0, -inputs % (depth if narrow else 1), 0, -outputs % (2 * lanes)))
     panels = padded.reshape(-1, 2, lanes, padded.shape[1] // together, together)
     if narrow and together == 1:
         panels = panels.transpose(1, 2)
@@ -98,6 +99,24 @@ def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) ->
     return _one(
         Weights(inputs=inputs, outputs=outputs, kind=DTYPES[weight.dtype]), panels=packed, bias=_padded(bias, lanes)
     )
+
+
+def fold(weight: Tensor, lanes: int, depth: int) -> tuple[Tensor, Tensor]:
+    """Returns the weights [outputs, inputs] of whole panels, and those of the others, folded to fill a panel.
+
+    If these are at most `lanes` outputs, both halves of their inputs lie one below the other [2 * lanes, inputs / 2],
+    each padded to `lanes` rows; otherwise there are none of them. `depth` is that of `pack_floats`.
+
+    >>> whole, folded = fold(torch.arange(8.0).view(2, 4), 2, 1)
+    >>> whole.tolist(), folded.tolist()
+    ([], [[0.0, 1.0], [4.0, 5.0], [2.0, 3.0], [6.0, 7.0]])
+    """
+    outputs, inputs = weight.shape
+    rest = outputs % (2 * lanes)
+    if not 0 < rest <= lanes or inputs % (2 * depth):
+        return weight, weight[:0]
+    halves = weight[outputs - rest :].unflatten(1, (2, inputs // 2)).transpose(0, 1)
+    return weight[: outputs - rest], F.pad(halves, (0, 0, 0, lanes - rest)).flatten(0, 1)
 
 
 def pack_integers(

@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tensor_parallel_size: Positive = 1
     """GPUs that share one model; more than one only on simulated devices."""
     enable_lora: bool = False
-    """Serve adapters (LoRA) beside the model: only on a CPU."""
+    """Serve adapters (LoRA) beside the model."""
     lora_modules: str = ""
     """Adapters to load at the start, as name=path or as objects in JSON, several separated by commas."""
     max_loras: Positive = 1

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.shared.models.model_folder import BUNDLED
 from tests.pagewire.serving import Served, serving
+from tests.support.adapters import write_adapter
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "tests" / "data" / "chat_templates" / "Qwen-Qwen2.5-7B-Instruct.jinja"
 """A chat template that shows tools, which the one of the bundled model does not."""
 BESIDE_A_STACK = {
+    "adapters_http": "sql is an adapter of bundled: ",
     "chat_http": "",
     "nats_request": "",
     "stream": "\ncancelled after ",
@@ -24,6 +27,7 @@ BESIDE_A_STACK = {
 }
 """Part of the output, by script: these scripts need a running stack."""
 ALONE = {
+    "adapters_offline": "adapter-1: 'The house by the sea' goes on: ",
     "offline_batch": "'The house by the sea' goes on: ",
     "logprobs": "beam -",
     "survive_kill": "the texts are equal: True",
@@ -32,9 +36,16 @@ ALONE = {
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Served]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an adapter of the bundled model."""
+    return write_adapter(tmp_path_factory.mktemp("adapters") / "sql", BUNDLED)
+
+
+@pytest.fixture(scope="module")
+def stack(adapter: Path) -> Iterator[Served]:
     """A stack with two replicas of the bundled model."""
     flags = ("--data-parallel-size", "2", "--enable-auto-tool-choice", "--chat-template", str(TEMPLATE))
+    flags += ("--enable-lora", "--lora-modules", f"sql={adapter}")
     with serving("--model", "bundled", *flags) as served:
         yield served
 
@@ -47,8 +58,9 @@ def test_a_script_beside_a_stack_prints_its_result(name: str, stack: Served) -> 
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_script_with_a_stack_of_its_own_prints_its_result(name: str) -> None:
-    assert ALONE[name] in _run(name, "bundled")
+def test_a_script_with_a_stack_of_its_own_prints_its_result(name: str, adapter: Path) -> None:
+    arguments = [str(BUNDLED), str(adapter)] if name == "adapters_offline" else ["bundled"]
+    assert ALONE[name] in _run(name, *arguments)
 
 
 def test_every_script_is_run() -> None:

@@ -20,6 +20,7 @@ FAMILY_TARGETS = {
     "gpt2": ["c_attn", "c_proj", "c_fc"],
     "gpt-neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "qwen3-moe": TARGETS[:4],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
 """Names of the products of a family, where they are not `TARGETS`."""

@@ -13,6 +13,8 @@ struct Update {
 // All updates of one matrix by an adapter.
 struct Updates {
     Weights shrink;  // [ranks of all parts, inputs], as F32 or BF16, without a bias
+    Weights folded;  // in place of the last LANES ranks or fewer: both halves of their inputs, in one panel; or missing
+    int64_t ranks;   // of all parts
     const Update* parts;
     int64_t count;  // 0: there are none
 };
@@ -28,6 +30,6 @@ extern "C" {
 
 // Adds to `out` what each of the adapters adds to the product of a matrix with x [rows, inputs]. Rows of `out` are
 // `stride` numbers apart.
-void update(const Adapted* adapted, int64_t count, int64_t matrix, const float* x, float* out, int64_t stride,
-            int threads);
+void update(const Adapted* adapted, int64_t count, int64_t matrix, const float* x, int64_t inputs, float* out,
+            int64_t stride, int threads);
 }

@@ -124,7 +124,7 @@ private:
     void linear(const float* in, const Matrix& matrix, float* out, int64_t number) {
         double began = now();
         ::linear(in, matrix.parts, matrix.count, out, tokens, matrix.outputs, model.threads);
-        if (adapters) update(adapted, adapters, number, in, out, matrix.outputs, model.threads);
+        if (adapters) update(adapted, adapters, number, in, matrix.inputs, out, matrix.outputs, model.threads);
         seconds[0] += now() - began;
     }
 

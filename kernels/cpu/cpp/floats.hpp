@@ -73,16 +73,24 @@ void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target&
     });
 }
 
+#if defined(__AVX512BF16__)
+
+// Rounds a row to `pairs` pairs, the last ones of which are zeros.
+inline void round_row(const float* x, int64_t inputs, Pair* rounded, int64_t pairs) {
+    for (int64_t k = 0; k < 2 * pairs; k += LANES)
+        store((Bf16*)rounded + k, load_some(x + k, std::max<int64_t>(inputs - k, 0)));
+}
+
+#endif
+
 template <typename Target>
 void multiply_bf16(const float* x, const Weights& weights, Target& target, int64_t rows, int threads) {
     int64_t inputs = weights.inputs;
 #if defined(__AVX512BF16__)
-    int64_t padded = (inputs + DEPTH - 1) / DEPTH * DEPTH, pairs = padded / 2;
+    int64_t pairs = (inputs + DEPTH - 1) / DEPTH * DEPTH / 2;
     std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
     parallel(rows, SERIAL_NUMBERS / inputs, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; row++)
-            for (int64_t k = 0; k < padded; k += LANES)
-                store((Bf16*)&rounded[row * pairs] + k, load_some(x + row * inputs + k, std::max<int64_t>(inputs - k, 0)));
+        for (int64_t row = begin; row < end; row++) round_row(x + row * inputs, inputs, &rounded[row * pairs], pairs);
     });
 #if defined(__AMX_BF16__)
     if (tiles_allowed()) return multiply_tiles(rounded.get(), pairs, weights, target, rows, threads);

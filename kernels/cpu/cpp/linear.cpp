@@ -26,6 +26,9 @@ extern "C" {
 // Returns how many inputs of a bf16 weight are stored side by side.
 int64_t paired() { return PAIRED; }
 
+// Returns the number to a multiple of which the inputs of bf16 weights are padded.
+int64_t depth() { return DEPTH; }
+
 // Returns whether products in bf16 are computed in tiles.
 int64_t tiled() {
 #if defined(__AMX_BF16__)

@@ -96,7 +96,11 @@ inline Vec load(const int8_t* p) {
 #if defined(__AVX512BF16__)
 
 constexpr int64_t PAIRED = 2;  // bf16 numbers per multiplication
+#if defined(__AMX_BF16__)
 constexpr int64_t DEPTH = 32;  // inputs of a matrix product are padded to a multiple of this, for tiles
+#else
+constexpr int64_t DEPTH = LANES;
+#endif
 
 // Two numbers, the first in the low half.
 struct Pair {
@@ -112,7 +116,7 @@ inline Vec add_product(Vec sum, Pair x, __m512bh y) {
 
 #else
 
-constexpr int64_t PAIRED = 1;
+constexpr int64_t PAIRED = 1, DEPTH = 1;
 
 #endif
 

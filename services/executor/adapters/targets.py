@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from pagewire.services.executor.models.feed_forward import MixtureOfExperts
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.registry import build_model, is_native
 from pagewire.services.executor.models.weights import places_of
 
 _WEIGHT = ".weight"
@@ -64,3 +66,9 @@ def targets_of(model: CausalLM, architectures: tuple[str, ...] = ()) -> Targets:
         in_order = torch.equal(rows, torch.arange(first, first + len(rows)))
         products[module_name] = Target(path, inputs, len(rows), first, None if in_order else rows - first)
     return Targets(architectures, products, len(model.spec.layers), model.spec.layers[0].head_size, frozenset(others))
+
+
+def served_targets(model: CausalLM, config: dict[str, Any]) -> Targets:
+    """Returns the modules of the model of a config.json; its matrices may be packed already if its family is native."""
+    built = build_model(config) if is_native(config) else model
+    return targets_of(built, tuple(config.get("architectures") or ()))

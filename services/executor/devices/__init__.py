@@ -50,7 +50,7 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support attention-backend {settings.attention_backend}: leave it out"
         )
-    if settings.enable_lora and settings.device != "cpu":
+    if settings.enable_lora and settings.device not in ("cpu", "cuda"):
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
     if settings.device == "cpu":
         return open_cpu(settings, folder)

@@ -4,7 +4,6 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -12,7 +11,7 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.adapters.targets import Targets, targets_of
+from pagewire.services.executor.adapters.targets import served_targets
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks, usable_memory
 from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
@@ -25,7 +24,7 @@ from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.registry import build_model, is_native, load_model
+from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.memory_need import POOL_SHARE
 from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config, tokenizer_folder
@@ -145,7 +144,7 @@ def _load(settings: Settings, folder: Path, kernels: CpuKernels) -> _Loaded:
         raise ConfigurationError("transformers computes this model, without adapters: leave enable-lora out")
     adapters = None
     if compiled:
-        targets = _targets(model, config) if settings.enable_lora else None
+        targets = served_targets(model, config) if settings.enable_lora else None
         model = CompiledLM(model, kernels, length)
         if targets is not None:
             adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
@@ -173,12 +172,6 @@ def _difference(ids: dict[str, int], own: dict[str, int]) -> str:
     """Returns, in words, a token that has other ids in two tokenizers."""
     token = min(token for token, id_ in ids.items() ^ own.items())
     return f"{token!r}, {ids.get(token, 'none')} instead of {own.get(token, 'none')}"
-
-
-def _targets(model: CausalLM, config: dict[str, Any]) -> Targets:
-    """Returns the modules that adapters can change of a model, whose matrices may be packed already if it is native."""
-    built = build_model(config) if is_native(config) else model
-    return targets_of(built, tuple(config.get("architectures") or ()))
 
 
 def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:

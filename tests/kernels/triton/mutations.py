@@ -249,6 +249,27 @@ MORE = (
         "triton/layers/test_eight_bit_linear.py::test_products",
     ),
     Mutation(
+        "an update begins in the ranks of the one before it",
+        "triton/layers/low_rank.py",
+        "        before += ranks",
+        "        before += 0 * ranks",
+        "triton/layers/test_low_rank.py::test_a_mix_of_ranks_and_of_plain_tokens",
+    ),
+    Mutation(
+        "an update without its scale",
+        "triton/layers/low_rank.py",
+        "(narrow * scale)",
+        "(narrow)",
+        "triton/layers/test_low_rank.py::test_a_mix_of_ranks_and_of_plain_tokens",
+    ),
+    Mutation(
+        "the first share of the inputs, twice",
+        "triton/layers/low_rank.py",
+        "tl.int64) * split * width",
+        "tl.int64) * 0 * split * width",
+        "triton/layers/test_low_rank.py::test_inputs_that_programs_share",
+    ),
+    Mutation(
         "activations cut instead of rounded",
         "triton/layers/round_rows.py",
         "tl.floor(values + 0.5)",

@@ -22,6 +22,7 @@ DEPENDENT = {
     "layers.gated",
     "layers.grouped_linear",
     "layers.integer_linear",
+    "layers.low_rank",
     "attention.paged_attention",
     "layers.rms_norm",
     "attention.rotary_cache",

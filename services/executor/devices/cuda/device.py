@@ -9,6 +9,7 @@ import torch
 from typing_extensions import override
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
+from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
 from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
@@ -65,14 +66,17 @@ class CudaDevice(Device):
         backend: Callable[[KVPool, Capacity, Runtime], AttentionBackend] = TritonBackend,
         batch_invariant: bool = False,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        adapters: CudaAdapters | None = None,
     ) -> None:
         """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens. `backend` attends.
+        `adapters` are attached to the model; None: there are none.
 
         `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
         `max_tokens` tokens.
         """
         slots = capacity.max_num_seqs
         self.capacity = capacity
+        self.adapters = self._updates = adapters
         self._model = model
         self._pool = pool
         self._runtime = runtime
@@ -163,6 +167,8 @@ class CudaDevice(Device):
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         forward, run_forward = self._forward(bucket)
         forward.plan(batch)
+        if self._updates is not None:
+            self._updates.begin(batch, bucket.tokens)
         run_forward()
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
         forced: dict[int, list[int]] = {}
@@ -205,6 +211,7 @@ class CudaDevice(Device):
         self._samplers.clear()
         self._masks.close()
         del self._model, self._pool, self._backend, self._memory
+        self.adapters = self._updates = None
 
     @torch.inference_mode()
     def _reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> Reports:

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.adapters.targets import served_targets
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
+from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import check_model, find_flashinfer, refused
 from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
@@ -98,11 +100,19 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        plain = prove(plain, GatheredPool, settings.block_size, length)
+        loaded, plain = plain, prove(plain, GatheredPool, settings.block_size, length)
+        if settings.enable_lora and plain is loaded:
+            raise ConfigurationError("transformers computes this model, without adapters: leave enable-lora out")
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
+    targets = served_targets(plain, config) if settings.enable_lora else None
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = slots_of(settings), settings.block_size
     tokens = settings.max_num_batched_tokens or GPU.step_tokens
+    adapters = None
+    if targets is not None:
+        most = max(slots, tokens)
+        adapters = CudaAdapters(runtime, targets, dtype, settings.max_loras, settings.max_lora_rank, most)
+        adapters.attach(model)
 
     windows = spec.groups.windows
     empty = Capacity(0, block_size, slots, length, spec.vocab_size, windows=windows)
@@ -132,7 +142,17 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     log_pool(capacity, block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)
     invariant = settings.batch_invariant
-    device = CudaDevice(model, capacity, pool, runtime, tokens, backend=backend, batch_invariant=invariant, mode=mode)
+    device = CudaDevice(
+        model,
+        capacity,
+        pool,
+        runtime,
+        tokens,
+        backend=backend,
+        batch_invariant=invariant,
+        mode=mode,
+        adapters=adapters,
+    )
     device.capture()
     return device
 

@@ -41,6 +41,7 @@ MODULES = (
     "layers.integer_linear",
     "layers.round_rows",
     "layers.eight_bit_linear",
+    "layers.low_rank",
     "step.scatter",
     "attention.page_indices",
 )

@@ -12,7 +12,7 @@ from tests.support.device import Driver, Row
 
 LENGTH = 40
 FAMILIES = ["llama", "llama-biased", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt"]
-FAMILIES += ["smollm3", "olmo2"]
+FAMILIES += ["smollm3", "olmo2", "qwen3-moe"]
 
 
 def text(seed: int, length: int = LENGTH) -> list[int]:
@@ -87,7 +87,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Shape
     return parts
 
 
-@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"bits": 4}, {"threads": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"bits": 4}, {"threads": 3}, {"dtype": "bfloat16"}], ids=str)
 def test_the_other_rows_of_a_step_change_no_bit(
     adapters: list[tuple[Path, Shape, int]], options: dict[str, Any]
 ) -> None:

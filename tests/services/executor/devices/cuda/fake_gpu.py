@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
+from pagewire.kernels.low_rank import LowRank
+from pagewire.services.executor.adapter_loader import SequenceAdapter
+from pagewire.services.executor.adapters.adapter import Adapter
+from pagewire.services.executor.adapters.targets import Targets, targets_of
+from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
@@ -71,6 +76,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 """config.json of published models, but for the number of layers."""
 SLOTS, LAYERS, CONTEXT, BLOCK_SIZE, BLOCKS, BUDGET = 12, 8, 4096, 16, 512, 32
+RANK = 16
+"""Ranks of the adapters."""
 
 
 def form_of(configuration: Configuration) -> Form:
@@ -225,6 +232,8 @@ class Findings:
     """Operations of PyTorch in all steps after the capture."""
     captured: dict[str, int] = field(default_factory=dict)
     """The same while graphs are captured."""
+    adapted: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Launches of a decode step by the number of its adapters."""
     shared: int = 0
     """Largest shared memory in bytes."""
     dependent: list[str] = field(default_factory=list)
@@ -238,13 +247,20 @@ def active(driver: FakeDriver) -> Iterator[None]:
     yield
 
 
-def device_of(config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None, backend: str) -> CudaDevice:
+def device_of(
+    config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None, backend: str, max_loras: int
+) -> CudaDevice:
     """Returns the device of a model in bf16, with nothing captured."""
     plain = build_model(config).to(torch.bfloat16)
+    targets = targets_of(plain)
     model = with_kernels(plain, CONTEXT, runtime.device)
+    adapters = None
+    if max_loras:
+        adapters = CudaAdapters(runtime, targets, torch.bfloat16, max_loras, RANK, BUDGET)
+        adapters.attach(model)
     capacity = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size)
     pool = KVPool(model.spec, capacity, torch.bfloat16, runtime, BUDGET, cached)
-    return CudaDevice(model, capacity, pool, runtime, BUDGET, backend=BACKENDS[backend])
+    return CudaDevice(model, capacity, pool, runtime, BUDGET, backend=BACKENDS[backend], adapters=adapters)
 
 
 def serve(device: CudaDevice) -> None:
@@ -267,19 +283,55 @@ def serve(device: CudaDevice) -> None:
         device.launch(batch_of((0, 5 + position, [0], True), (1, 70 + position, [0], True))).wait()
 
 
+def adapter_of(targets: Targets) -> Adapter:
+    """Returns an adapter of every product."""
+    updates: dict[str, list[LowRank]] = {}
+    for target in targets.products.values():
+        shrink, expand = torch.zeros(RANK, target.inputs), torch.zeros(target.outputs, RANK)
+        updates.setdefault(target.path, []).append(LowRank(shrink, expand, target.first, 1.0))
+    return Adapter(updates, RANK)
+
+
+def decode_with_adapters(device: CudaDevice, counts: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Returns what a decode step of 8 rows launches when so many of them have an adapter, each another one."""
+    slots, driver, launches = device.adapters, device._runtime.driver, {}  # type: ignore[attr-defined]
+    assert slots is not None
+    packed = slots.pack(adapter_of(slots.targets))
+    for count in counts:
+        for slot in range(8):
+            device.add(slot, [slot], record())
+        for slot in range(count):
+            adapter = SequenceAdapter(str(slot))
+            adapter.put(replace(packed))
+            slots.assign(slot, adapter)
+        before = driver.launches.copy()
+        device.launch(batch_of(*((slot, 0, [5], True) for slot in range(8)))).wait()
+        launches[str(count)] = dict(driver.launches - before)
+        for slot in range(count):
+            slots.clear(slot)
+    return launches
+
+
 def observe(
-    config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.dtype | None = None, backend: str = "triton"
+    config: dict[str, Any],
+    arch: int,
+    *,
+    compiles: bool,
+    cached: torch.dtype | None = None,
+    backend: str = "triton",
+    max_loras: int = 0,
 ) -> Findings:
     """Opens the model on a GPU, captures its graphs and runs steps."""
     driver = FakeDriver(arch, compiles=compiles)
     runtime = FakeRuntime(driver)
     with active(driver):
-        device = device_of(config, runtime, cached, backend)
+        device = device_of(config, runtime, cached, backend, max_loras)
         with Operations(runtime.pinned_storages) as captured:
             device.capture()
         forms = set(driver.forms)
         with Operations(runtime.pinned_storages) as operations:
             serve(device)
+            adapted = decode_with_adapters(device, (0, 1, max_loras)) if max_loras else {}
     known = {form_of(configuration.on(arch)) for _, configuration in configurations() if arch in configuration.parts}
     buckets: list[Bucket] = device._buckets.captured
     sampling = dict(zip(device._buckets.sampled, runtime.graphs[len(buckets) :], strict=True))
@@ -293,6 +345,7 @@ def observe(
         unknown=sorted(map(str, driver.forms - known)),
         operations=dict(operations.names),
         captured=dict(captured.names),
+        adapted=adapted,
         shared=driver.shared,
         dependent=sorted(driver.dependent),
     )
@@ -305,12 +358,20 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3-8b", choices=MODELS)
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
+    parser.add_argument("--adapters", type=int, default=0, help="the most adapters of a step")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     options = parser.parse_args()
     config = MODELS[options.model] | {"num_hidden_layers": LAYERS}
     cached = torch.float8_e4m3fn if options.cache == "fp8" else None
     sys.modules["flashinfer"] = fake_flashinfer.module()
-    observations = observe(config, options.arch, compiles=options.compile, cached=cached, backend=options.attention)
+    observations = observe(
+        config,
+        options.arch,
+        compiles=options.compile,
+        cached=cached,
+        backend=options.attention,
+        max_loras=options.adapters,
+    )
     for bucket, launches in observations.launches.items():
         print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")
     print(json.dumps(vars(observations)))

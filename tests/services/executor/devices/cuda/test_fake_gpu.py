@@ -21,8 +21,9 @@ CAPTURED = {
 SHARED = {"add", "mul", "sigmoid"}
 """Launches that a mixture of experts with a shared one adds."""
 DEPENDENT = {
-    "choose_kernel", "combine_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
-    "paged_attention_kernel", "rms_norm_kernel", "rotary_cache_kernel", "split_attention_kernel",
+    "choose_kernel", "combine_kernel", "expand_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
+    "paged_attention_kernel", "rms_norm_kernel", "rotary_cache_kernel", "shrink_kernel",
+    "split_attention_kernel",
 }  # fmt: skip
 """Kernels that begin before the previous one has ended, where the GPU allows it."""
 AROUND = CAPTURED | {
@@ -67,6 +68,16 @@ def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
     observations = observed()
     check(observations)
     check_launches(observations, {"gated_kernel": 1})
+
+
+def test_a_step_launches_the_same_with_any_number_of_adapters() -> None:
+    observations = observed("--adapters", "8")
+    check(observations)
+    products = 4
+    check_launches(observations, {"gated_kernel": 1, "shrink_kernel": products, "expand_kernel": products})
+    none, one, eight = (observations["adapted"][count] for count in ("0", "1", "8"))
+    assert none == one == eight
+    assert none["shrink_kernel"] == none["expand_kernel"] == products * LAYERS
 
 
 def test_flashinfer_is_planned_without_waiting() -> None:

@@ -8,8 +8,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.adapter_loader import SequenceAdapter
+from pagewire.services.executor.adapters.reading import read_adapter
+from pagewire.services.executor.adapters.targets import served_targets
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
+from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
 from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
@@ -17,10 +26,11 @@ from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
-from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, LoadedAdapter, StepBatch
 from pagewire.services.executor.models.config_json import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.adapters.files import read_files
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
@@ -53,15 +63,30 @@ def cuda_device(
     batch_invariant: bool = False,
     packing: CudaPacking | None = None,
     dtype: torch.dtype = torch.float32,
+    max_loras: int = 0,
 ) -> CudaDevice:
-    """`model` is a folder, or the name of a tiny checkpoint."""
+    """`model` is a folder, or the name of a tiny checkpoint. `max_loras` adapters of up to 64 ranks run in a step."""
     folder, where = _folder(model), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, DTYPES[dtype], packing)
     capacity = capacity_of(plain.spec)
     pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
+    targets = served_targets(plain, config)
     loaded = with_kernels(plain, CONTEXT, where.device)
-    device = CudaDevice(loaded, capacity, pool, where, MAX_TOKENS, backend=backend, batch_invariant=batch_invariant)
+    adapters = None
+    if max_loras:
+        adapters = CudaAdapters(where, targets, dtype, max_loras, 64, MAX_TOKENS)
+        adapters.attach(loaded)
+    device = CudaDevice(
+        loaded,
+        capacity,
+        pool,
+        where,
+        MAX_TOKENS,
+        backend=backend,
+        batch_invariant=batch_invariant,
+        adapters=adapters,
+    )
     if captured:
         device.capture()
     return device
@@ -73,6 +98,17 @@ def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevi
     capacity = capacity_of(plain.spec)
     backend = ReferenceBackend(plain.spec, capacity, dtype)
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
+
+
+def compiled_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevice:
+    """Returns a CPU device with compiled kernels, whose slots may have adapters."""
+    config = read_config(_folder(model))
+    plain, kernels = load_model(_folder(model), config, DTYPES[dtype]), CpuKernels(build.load(), 1)
+    capacity, targets = capacity_of(plain.spec), served_targets(plain, config)
+    compiled = CompiledLM(plain, kernels, CONTEXT)
+    adapters = CpuAdapters(kernels, targets, compiled.numbers, dtype)
+    backend = CompiledBackend(kernels, plain.spec, capacity, dtype, adapters)
+    return CpuDevice(compiled, capacity, backend, Cores(1, torch.set_num_threads), adapters=adapters)
 
 
 def _folder(model: str | Path) -> Path:
@@ -88,6 +124,8 @@ class Text:
     sampling: Record = field(default_factory=record)
     stop_ids: Sequence[int] = ()
     edits: Edits | None = None
+    adapter: Path | None = None
+    """Folder of its adapter, which the device then has; None: it has none."""
     slot: int | None = None
     computed: int = 0
     blocks: list[list[int]] = field(default_factory=list)
@@ -123,6 +161,7 @@ class Host:
         blocks = device.capacity.num_blocks
         self._blocks = self._random.sample(range(blocks), blocks)
         self._slots = self._random.sample(range(SLOTS), SLOTS)
+        self._adapters: dict[Path, SequenceAdapter] = {}
 
     def run(self, texts: Sequence[Text]) -> list[list[int]]:
         """The tokens of all texts, prompts included."""
@@ -160,10 +199,22 @@ class Host:
         if edits is not None:
             edits = replace(edits, tokens=np.array(text.tokens))
         self._device.add(text.slot, text.blocks[0], text.sampling, text.stop_ids, edits)
+        if text.adapter is not None:
+            assert self._device.adapters is not None
+            self._device.adapters.assign(text.slot, self._loaded(text.adapter))
+
+    def _loaded(self, folder: Path) -> LoadedAdapter:
+        if folder not in self._adapters:
+            assert self._device.adapters is not None
+            self._adapters[folder] = loaded = SequenceAdapter(folder.name)
+            loaded.put(self._device.adapters.pack(read_adapter(read_files(folder), self._device.adapters.targets, 64)))
+        return self._adapters[folder]
 
     def _remove(self, text: Text) -> None:
         assert text.slot is not None
         self._device.remove(text.slot)
+        if text.adapter is not None and self._device.adapters is not None:
+            self._device.adapters.clear(text.slot)
         self._slots.append(text.slot)
         self._blocks += [block for entry in text.blocks for block in entry if block >= 0]
         text.slot = None
