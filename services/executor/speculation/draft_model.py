@@ -74,7 +74,7 @@ class DraftModel(Drafter):
 
     @override
     def begin(self, slot: int, sequence: NewSequence) -> None:
-        drawn = record(**{name: sequence.sampling[name] for name in FILTERS})
+        drawn = record(**{name: sequence.sampling[name].item() for name in FILTERS})
         self._device.add(slot, [], drawn)
         self._sequences[slot] = _Sequence()
 
@@ -86,7 +86,7 @@ class DraftModel(Drafter):
     @override
     def seconds(self, rows: int, most: int) -> Float64:
         step = self._cost.seconds(rows, 0)[0] if self._cost.observed else 0.0
-        return np.arange(most + 1) * step
+        return np.arange(most + 1.0) * step
 
     @override
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:

@@ -97,7 +97,7 @@ class Costly(Constant):
         self.rooms: list[int] = []
 
     def seconds(self, rows: int, most: int) -> Float64:
-        return np.arange(most + 1) * self._seconds
+        return np.arange(most + 1.0) * self._seconds
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
         self.rooms.append(max(row.room for row in rows))
