@@ -47,8 +47,8 @@ class _Sequence:
 class _Chunk(NamedTuple):
     """Positions of a sequence that the next step of the model computes."""
 
-    index: int
-    """Index of its row."""
+    row: int
+    """Index of the sequence's row."""
     slot: int
     tokens: list[int]
     samples: bool
@@ -98,11 +98,11 @@ class DraftModel(Drafter):
             for chunk, token in zip(chunks, sampled, strict=True):
                 if not chunk.samples or not 0 <= token < self._vocab_size:
                     continue
-                tokens[chunk.index].append(token)
-                if len(tokens[chunk.index]) < rows[chunk.index].room:
+                tokens[chunk.row].append(token)
+                if len(tokens[chunk.row]) < rows[chunk.row].room:
                     sequence = self._sequences[chunk.slot]
                     sequence.drafted.append(token)
-                    following.append(_Chunk(chunk.index, chunk.slot, [token], samples=True))
+                    following.append(_Chunk(chunk.row, chunk.slot, [token], samples=True))
             chunks = following
         return [Draft(each, [1.0] * len(each), MATCH_LENGTH) if each else NO_DRAFT for each in tokens]
 
