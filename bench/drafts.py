@@ -22,7 +22,7 @@ import msgspec
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._common.output import add_output, markdown, spread, write
-from pagewire.bench._common.stack import counters, difference
+from pagewire.bench._common.stack import counters, cpu_seconds, difference
 from pagewire.embedded.programs import PIPELINE
 from pagewire.embedded.stack import Stack
 from pagewire.shared.progress import shown
@@ -120,6 +120,10 @@ class Cell:
     """Tokens per second without drafts, of each round."""
     drafting: list[float] = field(default_factory=list)
     """Tokens per second with drafts, of each round."""
+    cpu_without: list[float] = field(default_factory=list)
+    """CPU seconds of the executor per 1,000 tokens, without drafts, of each round."""
+    cpu_drafting: list[float] = field(default_factory=list)
+    """CPU seconds of the executor per 1,000 tokens, with drafts, of each round."""
     drafted: int = 0
     accepted: int = 0
     different: int = 0
@@ -129,6 +133,11 @@ class Cell:
     def gains(self) -> list[float]:
         """The ratio of the two rates in each round."""
         return [after / before for after, before in zip(self.drafting, self.without, strict=True)]
+
+    @property
+    def cpu_gains(self) -> list[float]:
+        """The ratio of the CPU time without drafts to that with them in each round: other programs disturb it less."""
+        return [before / after for after, before in zip(self.cpu_drafting, self.cpu_without, strict=True)]
 
 
 def main(arguments: list[str]) -> int:
@@ -156,10 +165,12 @@ def table(cells: Sequence[Cell]) -> list[str]:
     rows = (
         f"{cell.workload}, {cell.clients} | {statistics.median(cell.without):.1f} | "
         f"{statistics.median(cell.drafting):.1f} | {spread(statistics.median(cell.gains), cell.gains)} | "
+        f"{spread(statistics.median(cell.cpu_gains), cell.cpu_gains) if cell.cpu_gains else ''} | "
         f"{cell.accepted / max(cell.drafted, 1):.2f} | {cell.different}"
         for cell in cells
     )
-    return markdown("clients at once | tokens/s without | with drafts | gain | accepted | texts that differ", rows)
+    head = "clients at once | tokens/s without | with drafts | gain | in CPU time | accepted | texts that differ"
+    return markdown(head, rows)
 
 
 async def _measure(options: argparse.Namespace) -> list[Cell]:
@@ -203,10 +214,11 @@ async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int
     texts: dict[int, list[str]] = {}
     for side in (first, 1 - first):
         client, url = sides[side]
-        before = (await counters(url))[0]
-        texts[side], rate = await _run(client, requests, cell.clients)
-        grown = difference((await counters(url))[0], before)
-        (cell.drafting if side else cell.without).append(rate)
+        before, spent = (await counters(url))[0], cpu_seconds()["executor"]
+        texts[side], tokens, seconds = await _run(client, requests, cell.clients)
+        grown, spent = difference((await counters(url))[0], before), cpu_seconds()["executor"] - spent
+        (cell.drafting if side else cell.without).append(tokens / seconds)
+        (cell.cpu_drafting if side else cell.cpu_without).append(1000 * spent / tokens)
         if side:
             cell.drafted += int(grown["drafted"])
             cell.accepted += int(grown["accepted"])
@@ -215,8 +227,9 @@ async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int
 
 async def _run(
     client: AsyncClient, requests: Sequence[tuple[str, SamplingParams, str]], clients: int
-) -> tuple[list[str], float]:
-    """Sends all requests, each with its salt, so many at a time; returns the texts and the tokens per second."""
+) -> tuple[list[str], int, float]:
+    """Sends all requests, each with its salt, so many at a time; returns the texts, the number of tokens and the
+    seconds."""
     texts, tokens, numbers = [""] * len(requests), 0, iter(range(len(requests)))
 
     async def ask() -> None:
@@ -231,4 +244,4 @@ async def _run(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(clients):
             tasks.create_task(ask())
-    return texts, tokens / (time.perf_counter() - began)
+    return texts, tokens, time.perf_counter() - began

@@ -55,7 +55,8 @@ def test_where_positions_cost_as_much_as_tokens_nothing_is_drafted() -> None:
     steep = speculator(STEEP)
     assert not steep.pays(1, 1)
     assert not steep.pays(32, 32)
-    assert speculator(FLAT).pays(32, 32)
+    assert speculator(FLAT).pays(24, 24)
+    assert not speculator(FLAT).pays(25, 25), "a full step has no free positions, whatever was measured"
 
 
 def test_a_drafter_that_is_always_wrong_soon_drafts_nothing() -> None:
