@@ -1,7 +1,8 @@
 """Measures what drafted tokens gain: tokens per second with and without them, in turns, on the same requests.
 
-Two stacks serve the same model, one with drafts and one without; only one has work at a time. They are started twice, the
-other one first, since the order has an effect of some percent. Clients send one request after the other. The texts of both stacks are compared: they must be equal to the letter.
+Two stacks serve the same model, one with drafts and one without; only one has work at a time. They are started twice,
+the other one first, since the order has an effect of some percent. Clients send one request after the other. The texts
+of both stacks are compared: they must be equal to the letter.
 """
 
 import argparse
