@@ -1,7 +1,8 @@
 """Measures what drafted tokens gain: tokens per second with and without them, in turns, on the same requests.
 
-Two stacks serve the same model, one with drafts and one without; only one has work at a time. Clients send one request
-after the other. The texts of both stacks are compared: they must be equal to the letter.
+Two stacks serve the same model, one with drafts and one without; only one has work at a time. They are started twice,
+the other one first, since the order has an effect of some percent. Clients send one request after the other. The texts
+of both stacks are compared: they must be equal to the letter.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import json
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._common.output import add_output, markdown, spread, write
-from pagewire.bench._common.stack import counters, difference
+from pagewire.bench._common.stack import counters, cpu_seconds, difference
 from pagewire.embedded.programs import PIPELINE
 from pagewire.embedded.stack import Stack
 from pagewire.shared.progress import shown
@@ -120,6 +121,10 @@ class Cell:
     """Tokens per second without drafts, of each round."""
     drafting: list[float] = field(default_factory=list)
     """Tokens per second with drafts, of each round."""
+    cpu_without: list[float] = field(default_factory=list)
+    """CPU seconds of the executor per 1,000 tokens, without drafts, of each round."""
+    cpu_drafting: list[float] = field(default_factory=list)
+    """CPU seconds of the executor per 1,000 tokens, with drafts, of each round."""
     drafted: int = 0
     accepted: int = 0
     different: int = 0
@@ -129,6 +134,11 @@ class Cell:
     def gains(self) -> list[float]:
         """The ratio of the two rates in each round."""
         return [after / before for after, before in zip(self.drafting, self.without, strict=True)]
+
+    @property
+    def cpu_gains(self) -> list[float]:
+        """The ratio of the CPU time without drafts to that with them in each round: other programs disturb it less."""
+        return [before / after for after, before in zip(self.cpu_drafting, self.cpu_without, strict=True)]
 
 
 def main(arguments: list[str]) -> int:
@@ -140,7 +150,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="clients at once")
     parser.add_argument("--requests", type=int, default=3, help="requests of each client in a round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds with and without drafts")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of each order in which the two start")
     parser.add_argument("--dummy", action="store_true", help="random weights: nothing can be drafted")
     add_output(parser)
     options = parser.parse_args(arguments)
@@ -156,10 +166,12 @@ def table(cells: Sequence[Cell]) -> list[str]:
     rows = (
         f"{cell.workload}, {cell.clients} | {statistics.median(cell.without):.1f} | "
         f"{statistics.median(cell.drafting):.1f} | {spread(statistics.median(cell.gains), cell.gains)} | "
+        f"{spread(statistics.median(cell.cpu_gains), cell.cpu_gains) if cell.cpu_gains else ''} | "
         f"{cell.accepted / max(cell.drafted, 1):.2f} | {cell.different}"
         for cell in cells
     )
-    return markdown("clients at once | tokens/s without | with drafts | gain | accepted | texts that differ", rows)
+    head = "clients at once | tokens/s without | with drafts | gain | in CPU time | accepted | texts that differ"
+    return markdown(head, rows)
 
 
 async def _measure(options: argparse.Namespace) -> list[Cell]:
@@ -174,28 +186,30 @@ async def _measure(options: argparse.Namespace) -> list[Cell]:
         max_num_seqs=max(64, *options.clients),
         prefix_cache=False,
     )
-    async with AsyncExitStack() as opened:
-        sides = []
-        for method, config in (("none", ""), (options.spec_type, options.speculative_config)):
-            side = msgspec.structs.replace(settings, spec_type=method, speculative_config=config)
-            stack = await opened.enter_async_context(Stack(side, PIPELINE))
-            url = (await stack.ready()).nats
-            sides.append((await opened.enter_async_context(AsyncClient(url)), url))
-        for client, _ in sides:  # the first steps of a process are slow
-            await _run(client, [(*request, "") for request in itertools.islice(chat(), 2)], 2)
-        cells = [Cell(name, count) for name in options.workloads for count in options.clients]
-        for cell, number in shown(list(itertools.product(cells, range(options.rounds))), "rounds"):
-            await _round(cell, sides, options.requests, number)
-        return cells
+    drafts = {"spec_type": options.spec_type, "speculative_config": options.speculative_config}
+    both = [msgspec.structs.replace(settings, **changes) for changes in ({"spec_type": "none"}, drafts)]
+    cells = [Cell(name, count) for name in options.workloads for count in options.clients]
+    for order in ((0, 1), (1, 0)):
+        async with AsyncExitStack() as opened:
+            sides: dict[int, tuple[AsyncClient, str]] = {}
+            for side in order:  # the stack that starts first is a little slower or faster than the other one
+                stack = await opened.enter_async_context(Stack(both[side], PIPELINE))
+                url = (await stack.ready()).nats
+                sides[side] = await opened.enter_async_context(AsyncClient(url)), url
+            for client, _ in sides.values():  # the first steps of a process are slow
+                await _run(client, [(*request, "") for request in itertools.islice(chat(), 2)], 2)
+            for cell, number in shown(list(itertools.product(cells, range(options.rounds))), "rounds"):
+                await _round(cell, sides, options.requests, 2 * number + order[0])
+    return cells
 
 
-async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int, number: int) -> None:
+async def _round(cell: Cell, sides: Mapping[int, tuple[AsyncClient, str]], each: int, number: int) -> None:
     """Runs a cell once on each side, which take turns in being the first.
 
     A request that is sent again, within the round or in another one, has another salt: no answer is drafted from the
     same answer.
     """
-    first, different = number % 2, list(WORKLOADS[cell.workload]())
+    first, different = number // 2 % 2, list(WORKLOADS[cell.workload]())
     requests = [
         (*different[place % len(different)], f"{cell.workload}-{cell.clients}-{number}-{place // len(different)}")
         for place in range(cell.clients * each)
@@ -203,10 +217,11 @@ async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int
     texts: dict[int, list[str]] = {}
     for side in (first, 1 - first):
         client, url = sides[side]
-        before = (await counters(url))[0]
-        texts[side], rate = await _run(client, requests, cell.clients)
-        grown = difference((await counters(url))[0], before)
-        (cell.drafting if side else cell.without).append(rate)
+        before, spent = (await counters(url))[0], cpu_seconds()["executor"]
+        texts[side], tokens, seconds = await _run(client, requests, cell.clients)
+        grown, spent = difference((await counters(url))[0], before), cpu_seconds()["executor"] - spent
+        (cell.drafting if side else cell.without).append(tokens / seconds)
+        (cell.cpu_drafting if side else cell.cpu_without).append(1000 * spent / tokens)
         if side:
             cell.drafted += int(grown["drafted"])
             cell.accepted += int(grown["accepted"])
@@ -215,8 +230,9 @@ async def _round(cell: Cell, sides: Sequence[tuple[AsyncClient, str]], each: int
 
 async def _run(
     client: AsyncClient, requests: Sequence[tuple[str, SamplingParams, str]], clients: int
-) -> tuple[list[str], float]:
-    """Sends all requests, each with its salt, so many at a time; returns the texts and the tokens per second."""
+) -> tuple[list[str], int, float]:
+    """Sends all requests, each with its salt, so many at a time; returns the texts, the number of tokens and the
+    seconds."""
     texts, tokens, numbers = [""] * len(requests), 0, iter(range(len(requests)))
 
     async def ask() -> None:
@@ -231,4 +247,4 @@ async def _run(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(clients):
             tasks.create_task(ask())
-    return texts, tokens / (time.perf_counter() - began)
+    return texts, tokens, time.perf_counter() - began

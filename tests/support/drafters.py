@@ -9,6 +9,7 @@ import numpy as np
 
 from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices.protocol import Device, Float64
+from pagewire.services.executor.speculation import speculator
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow
 from pagewire.services.executor.speculation.speculator import Speculator
@@ -87,6 +88,7 @@ def drafting(drafter: Drafter | None, most: int = 6) -> Iterator[list[Speculator
 
     with (
         patch.object(step_thread, "open_speculator", open_),
+        patch.object(speculator, "MOST_SAMPLING", 1000),
         patch.object(StepCost, "seconds", flat),
         patch.object(DraftModel, "seconds", lambda _self, _rows, most: np.zeros(most + 1)),
         patch("pagewire.services.executor.speculation.acceptance.Acceptance.observe", nothing),

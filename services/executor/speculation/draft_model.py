@@ -47,8 +47,8 @@ class _Sequence:
 class _Chunk(NamedTuple):
     """Positions of a sequence that the next step of the model computes."""
 
-    index: int
-    """Index of its row."""
+    row: int
+    """Index of the sequence's row."""
     slot: int
     tokens: list[int]
     samples: bool
@@ -74,7 +74,7 @@ class DraftModel(Drafter):
 
     @override
     def begin(self, slot: int, sequence: NewSequence) -> None:
-        drawn = record(**{name: sequence.sampling[name] for name in FILTERS})
+        drawn = record(**{name: sequence.sampling[name].item() for name in FILTERS})
         self._device.add(slot, [], drawn)
         self._sequences[slot] = _Sequence()
 
@@ -86,7 +86,7 @@ class DraftModel(Drafter):
     @override
     def seconds(self, rows: int, most: int) -> Float64:
         step = self._cost.seconds(rows, 0)[0] if self._cost.observed else 0.0
-        return np.arange(most + 1) * step
+        return np.arange(most + 1.0) * step
 
     @override
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
@@ -98,11 +98,11 @@ class DraftModel(Drafter):
             for chunk, token in zip(chunks, sampled, strict=True):
                 if not chunk.samples or not 0 <= token < self._vocab_size:
                     continue
-                tokens[chunk.index].append(token)
-                if len(tokens[chunk.index]) < rows[chunk.index].room:
+                tokens[chunk.row].append(token)
+                if len(tokens[chunk.row]) < rows[chunk.row].room:
                     sequence = self._sequences[chunk.slot]
                     sequence.drafted.append(token)
-                    following.append(_Chunk(chunk.index, chunk.slot, [token], samples=True))
+                    following.append(_Chunk(chunk.row, chunk.slot, [token], samples=True))
             chunks = following
         return [Draft(each, [1.0] * len(each), MATCH_LENGTH) if each else NO_DRAFT for each in tokens]
 

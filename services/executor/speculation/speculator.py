@@ -18,6 +18,9 @@ from pagewire.shared.metrics.metric import Sample
 
 LEAST_SURVIVAL = 0.15
 """Chance below which a token is not drafted, however little a position seems to cost."""
+MOST_SAMPLING = 24
+"""Rows that sample beyond which nothing is drafted: on a CPU, their step has no position left that costs less than a
+token brings, and measured times are not exact enough to find that out."""
 LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
 """Texts are searched only where so many drafted tokens would pay if this share of them were right."""
 
@@ -102,6 +105,8 @@ class Speculator:
 
     def pays(self, sampling: int, positions: int) -> bool:
         """Returns whether drafts as likely to be right as any would be worth their positions."""
+        if sampling > MOST_SAMPLING:
+            return False
         seconds = self._seconds(sampling, positions, LIKELY_TOKENS)
         return bool((sampling + LIKELY_TOKENS * MOST_SURVIVAL) * seconds[0] > sampling * seconds[-1])
 

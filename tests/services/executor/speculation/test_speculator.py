@@ -55,7 +55,8 @@ def test_where_positions_cost_as_much_as_tokens_nothing_is_drafted() -> None:
     steep = speculator(STEEP)
     assert not steep.pays(1, 1)
     assert not steep.pays(32, 32)
-    assert speculator(FLAT).pays(32, 32)
+    assert speculator(FLAT).pays(24, 24)
+    assert not speculator(FLAT).pays(25, 25), "a full step has no free positions, whatever was measured"
 
 
 def test_a_drafter_that_is_always_wrong_soon_drafts_nothing() -> None:
@@ -97,7 +98,7 @@ class Costly(Constant):
         self.rooms: list[int] = []
 
     def seconds(self, rows: int, most: int) -> Float64:
-        return np.arange(most + 1) * self._seconds
+        return np.arange(most + 1.0) * self._seconds
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
         self.rooms.append(max(row.room for row in rows))

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.speculation import earlier_outputs
 from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
 from pagewire.services.executor.speculation.text_drafters import (
@@ -103,20 +102,3 @@ def test_drafts_end_with_an_output_and_never_go_on_in_the_next_one() -> None:
     assert after(outputs, [4, 5]) == [], "nothing has followed"
     assert after(outputs, [5, 7]) == [], "no match reaches over the end of an output"
     assert after(outputs, [6, 7]) == [], "one token is no match"
-
-
-def test_the_outputs_of_a_tenant_and_the_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_outputs, "TENANT_TOKENS", 8)
-    monkeypatch.setattr(earlier_outputs, "MAX_TENANTS", 2)
-    outputs = EarlierOutputs(3)
-    for number in range(20):
-        outputs.add("a", array([*range(number, number + number % 5)]))
-        assert len(outputs.of("a").tokens) <= 8
-    outputs.add("a", array([*range(100)]))
-    assert outputs.of("a").tokens.tolist() == [93, 94, 95, 96, 97, 98, 99, -1]
-    for output in range(5):
-        outputs.add("b", array([output]))
-    assert outputs.of("b").tokens.tolist() == [2, -1, 3, -1, 4, -1]
-    outputs.add("c", array([1]))
-    assert not len(outputs.of("a").tokens)
-    assert len(outputs.of("b").tokens)
