@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "store_changes",
     "structured",
     "vllm_cpu",
+    "vllm_gpu",
 )
 """Modules of this package with `main(arguments)`, which returns the exit code."""
 

@@ -9,10 +9,11 @@ import time
 import urllib.error
 import urllib.request
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 COMMON = {
     "--served-model-name": "m",
@@ -54,16 +55,28 @@ def turns(vllm: Path | None, model: Path, rounds: int, log: Path) -> Iterator[tu
 
 
 @contextmanager
-def server(command: list[str], port: int, log: Path) -> Iterator[float]:
-    """Starts a server in a process group of its own; yields the seconds until /health answered 200."""
+def server(
+    command: list[str],
+    port: int,
+    log: Path,
+    environment: Mapping[str, str] = MappingProxyType(QUIET),
+    ready_within: float = READY_WITHIN,
+) -> Iterator[float]:
+    """Starts a server in a process group of its own; yields the seconds until /health answered 200.
+
+    `environment`: variables beside those of this process.
+
+    Raises:
+        SystemExit: it has ended, or is not ready within `ready_within` seconds.
+    """
     began = time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | QUIET, start_new_session=True
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
         )
     try:
         while not _healthy(port):
-            if process.poll() is not None or time.monotonic() - began > READY_WITHIN:
+            if process.poll() is not None or time.monotonic() - began > ready_within:
                 raise SystemExit(f"{command[0]} does not serve:\n{log.read_text()[-2000:]}")
             time.sleep(0.2)
         yield time.monotonic() - began
