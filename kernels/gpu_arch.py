@@ -1,9 +1,14 @@
-"""The GPUs that kernels are compiled for, by compute capability times ten."""
+"""The GPUs that kernels are compiled for: NVIDIA's by compute capability times ten, AMD's by LLVM's names."""
 
+from collections.abc import Mapping
 from functools import cache
 
 PARTS = (80, 89, 90, 100, 120)
-"""All GPUs that kernels are compiled for."""
+"""NVIDIA's GPUs that kernels are compiled for."""
+AMD_PARTS = ("gfx942", "gfx950", "gfx1201")
+"""AMD's GPUs that kernels are compiled for: MI300, MI350 and RX 9070. No kernel has run on one of them."""
+AMD_STAND_IN = 80
+"""The GPU in `PARTS` whose forms AMD's launch: small tiles, no dependent launch, no fp8."""
 DEPENDENT_LAUNCH_SINCE = 90
 """First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
@@ -23,10 +28,23 @@ def has_dependent_launch(arch: int) -> bool:
 
 @cache
 def current() -> int:
-    """Returns the GPU of this process; in the interpreter, one of `WIDE`."""
+    """Returns the GPU of this process; `AMD_STAND_IN` for AMD's; in the interpreter, one of `WIDE`."""
     import triton  # the CPU device does without it
 
     if triton.knobs.runtime.interpret:
         return WIDE[0]
-    arch: int = triton.runtime.driver.active.get_current_target().arch
-    return arch
+    arch: int | str = triton.runtime.driver.active.get_current_target().arch
+    return arch if isinstance(arch, int) else AMD_STAND_IN
+
+
+@cache
+def is_amd() -> bool:
+    """Returns whether the GPU of this process is AMD's, whose compiler knows neither PTX nor a limit of registers."""
+    import triton
+
+    return not triton.knobs.runtime.interpret and triton.runtime.driver.active.get_current_target().backend == "hip"
+
+
+def known_options(launch: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes and options of a launch without a limit of registers, if the GPU's compiler knows none."""
+    return {name: value for name, value in launch.items() if not (name == "maxnreg" and is_amd())}

@@ -27,6 +27,7 @@ from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.messages.open import AbortStream, Opened, OpenStream, StoredWork
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.recent_requests import RecentRequests
 from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import WorkItem
@@ -183,6 +184,9 @@ CHANNELS = {
     ),
     "announce": Channel(subjects.ANNOUNCE, "Asks every service for a heartbeat at once."),
     "metrics": Channel(subjects.METRICS, "Asks every service for its metrics.", [], [MetricsReport]),
+    "recentRequests": Channel(
+        subjects.RECENT_REQUESTS, "Asks every detokenizer for its latest requests.", [], [RecentRequests]
+    ),
     "recentSteps": Channel(subjects.RECENT_STEPS, "Asks every executor for its latest steps.", [], [RecentSteps]),
     "faults": Channel(subjects.FAULTS, "A fault that somebody has asked for in a demonstration.", [Fault]),
     "checkWork": Channel(CHECK_WORK, "Zeros that show whether the store takes work."),

@@ -15,6 +15,7 @@ from pagewire.services.detokenizer.finalizer import Finalizer
 from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
 from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
+from pagewire.services.detokenizer.recent_requests import RecentRequestsResponder
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.service_handlers import ServiceHandlers
 from pagewire.services.detokenizer.state.registry import Registry
@@ -158,9 +159,11 @@ class Detokenizer:
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
         self._sender.spell = vocabulary.spell
+        recent = RecentRequestsResponder(bus, self._registry, model_folder.served_names(self._context.settings)[0])
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),
+            await bus.subscribe(subjects.RECENT_REQUESTS, recent.answer),
             await self._peers.listen("scheduler", on_ended=self._streams.on_scheduler_ended),
             *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, names),

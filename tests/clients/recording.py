@@ -91,6 +91,8 @@ def summary(body: bytes) -> list[str]:
 
 
 def _of_whole(answer: Any) -> list[str]:
+    if "capabilities" in answer:
+        return list(answer["capabilities"])
     if answer.get("object") == "chat.completion":
         message = answer["choices"][0]["message"]
         calls = [f"[{call['function']['name']}]" for call in message.get("tool_calls") or ()]
@@ -206,9 +208,12 @@ def _shorten(value: Any) -> Any:
 
 
 def save(client: str, requests: list[Recording], url: str) -> None:
-    """Writes the requests of a client, with the answers of a server."""
+    """Writes the requests of a client that a server answers, with the answers."""
     FOLDER.mkdir(exist_ok=True)
-    answered = [msgspec.structs.replace(request, answer=summary(request.replay(url)[1])) for request in requests]
+    answers = [(request, *request.replay(url)) for request in requests]
+    answered = [
+        msgspec.structs.replace(request, answer=summary(body)) for request, status, body in answers if status == 200
+    ]
     lines = b",\n".join(msgspec.json.encode(request) for request in answered)
     (FOLDER / f"{client}.json").write_bytes(b"[\n" + lines + b"\n]\n")
 

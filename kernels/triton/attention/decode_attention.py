@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.gpu_arch import current, is_wide
+from pagewire.kernels.gpu_arch import current, is_wide, known_options
 from pagewire.kernels.triton.attention.attend import add_sink, attend
 from pagewire.kernels.triton.attention.join_splits import join_splits, splits_at_a_time
 from pagewire.kernels.triton.attention.plan_splits import most_items, plan_splits
@@ -185,7 +185,7 @@ def new_plan(
     items, queries = most_items(rows, capacity), most_queries(layer)
     return SplitPlan(
         capacity=capacity,
-        sizes=tiling(layer, dtype.itemsize, cached.itemsize, current()),
+        sizes=known_options(tiling(layer, dtype.itemsize, cached.itemsize, current())),
         item_rows=torch.full((items,), -1, dtype=torch.int32, device=device),
         cu_splits=torch.zeros(rows + 1, dtype=torch.int32, device=device),
         split_size=torch.ones(1, dtype=torch.int32, device=device),

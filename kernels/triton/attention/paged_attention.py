@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.gpu_arch import current, is_wide
+from pagewire.kernels.gpu_arch import current, is_wide, known_options
 from pagewire.kernels.triton.attention.attend import add_sink, attend
 from pagewire.kernels.triton.attention.find_row import find_row
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
@@ -144,7 +144,7 @@ def paged_attention(
     value, float32 [heads]. Sequences with fewer than `minimum` queries are skipped, for `split_attention`. Tokens from
     `cu_queries[-1]` on are not written.
     """
-    sizes = tiling(layer, query.element_size(), wide=is_wide(current()))
+    sizes = known_options(tiling(layer, query.element_size(), wide=is_wide(current())))
     rows = len(batch.slots)
     grid = (len(query) // (sizes["BLOCK_M"] // layer.group) + rows, layer.kv_heads)
     paged_attention_kernel[grid](

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import current, is_wide
+from pagewire.kernels.gpu_arch import current, is_amd, is_wide
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
@@ -201,13 +201,14 @@ def tiling(rows: int, words: int, per_word: int, itemsize: int, *, minima: bool,
     return few if rows <= 32 else Tiling(64, 128, words, 4, 3)
 
 
-def widening(dtype: torch.dtype, bits: int, zero: int) -> tuple[str, ...]:
-    """Returns the instructions that widen code 0, 1, ... of two words at a time to `dtype`; empty: there are none.
+def widening(dtype: torch.dtype, bits: int, zero: int, *, amd: bool = False) -> tuple[str, ...]:
+    """Returns the instructions that widen code 0, 1, ... of two words at a time to `dtype`; empty: there are none, as
+    on AMD's GPUs.
 
     A bf16 number from 128 to 255 has a last place of 1, one from 2048 to 4095 of 16, and an fp16 number from 1024 to
     2047 of 1: the bits of a code are put there, and what is too much is subtracted.
     """
-    if triton.knobs.runtime.interpret or dtype not in {torch.bfloat16, torch.float16}:
+    if triton.knobs.runtime.interpret or amd or dtype not in {torch.bfloat16, torch.float16}:
         return ("",) * (16 // bits)
     kind, one = ("bf16x2", 0x3F803F80) if dtype == torch.bfloat16 else ("f16x2", 0x3C003C00)
 
@@ -336,7 +337,7 @@ def integer_linear(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor |
         GROUP=weights.group,
         PER_WORD=weights.per_word,
         ZERO=weights.zero,
-        ASM=widening(x.dtype, 16 // weights.per_word, weights.zero),
+        ASM=widening(x.dtype, 16 // weights.per_word, weights.zero, amd=is_amd()),
         WORDS=weights.words,
         BLOCK_M=form.block_m,
         BLOCK_N=form.block_n,

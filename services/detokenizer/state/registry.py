@@ -1,7 +1,7 @@
 """The streams in memory, open ones and ended ones. Ended streams are also rebuilt from their records in the store."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagewire.services.detokenizer.state.restore import restore
 from pagewire.services.detokenizer.state.stream import Stream, StreamState
@@ -42,6 +42,16 @@ class Registry:
     def open(self) -> Iterable[Stream]:
         """The streams that have not ended."""
         return self._open.values()
+
+    @property
+    def latest_open(self) -> Iterator[Stream]:
+        """The streams that have not ended, the newest first."""
+        return reversed(self._open.values())
+
+    @property
+    def latest_ended(self) -> Iterator[Stream]:
+        """The ended streams in memory, the one that ended last first."""
+        return reversed(self._ended.values())
 
     def __len__(self) -> int:
         """Number of streams that have not ended."""

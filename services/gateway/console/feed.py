@@ -18,6 +18,7 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.recent_requests import RecentRequests
 from pagewire.shared.messages.recent_steps import RecentSteps
 
 INTERVAL = 0.25
@@ -33,6 +34,7 @@ MAX_ENDED = 32
 
 _encode = msgspec.json.Encoder().encode
 _steps = Decoder(RecentSteps)
+_requests = Decoder(RecentRequests)
 
 
 class Feed:
@@ -94,15 +96,17 @@ class Feed:
             self._pages.remove(page)
 
     async def _collect(self) -> None:
-        """Sends an event to every page, and asks the executors for their latest steps, while there is a page."""
+        """Sends an event to every page, and asks for the latest steps and requests, while there is a page."""
         count = 0
-        with self._bus.inbox(self._on_steps) as inbox:
+        with self._bus.inbox(self._on_steps) as steps, self._bus.inbox(self._on_requests) as requests:
             while True:
                 await asyncio.sleep(INTERVAL)
                 if not self._pages:
                     continue
                 with suppress(BusUnavailable):  # the next event says so
-                    self._bus.publish(subjects.RECENT_STEPS, b"", reply=inbox)
+                    self._bus.publish(subjects.RECENT_STEPS, b"", reply=steps)
+                    if count % SERVICES_EVERY == 0:
+                        self._bus.publish(subjects.RECENT_REQUESTS, b"", reply=requests)
                 if count % SERVICES_EVERY == 0:
                     self._requests.refresh()
                 self._send(sse(_encode(self._event(count))))
@@ -146,6 +150,11 @@ class Feed:
         last = self._last_steps.get(recent.executor, 0)
         self._new_steps += [[recent.executor[:4], *step] for step in recent.steps if step.number > last]
         self._last_steps[recent.executor] = recent.steps[-1].number
+
+    def _on_requests(self, message: Message) -> None:
+        recent = _requests.try_decode(message.data)
+        if recent is not None:
+            self._requests.note_others(recent)
 
 
 def describe(beat: Heartbeat, *, with_load: bool) -> dict[str, Any]:

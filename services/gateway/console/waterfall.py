@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pagewire.services.gateway.routes.request_log import LoggedRequest
+from pagewire.services.gateway.routes.request_log import NATS, LoggedRequest
 from pagewire.shared.telemetry import span_files
 
 LATEST = 8 << 20
@@ -23,8 +23,9 @@ def traced(folder: Path, request_id: str, tenant: str | None) -> list[dict[str, 
 
 
 def measured(request: LoggedRequest) -> list[dict[str, Any]]:
-    """Returns the stages of a request that has ended well, and otherwise its time in the gateway alone."""
-    stages = [_stage("request", "gateway", request.began, request.ended)]
+    """Returns the stages of a request that has ended well, and otherwise its whole time alone."""
+    sender = "client" if request.path == NATS else "gateway"
+    stages = [_stage("request", sender, request.began, request.ended)]
     metrics = request.metrics
     if metrics is None:
         return stages

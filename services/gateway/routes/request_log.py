@@ -1,4 +1,4 @@
-"""The latest requests for text of this gateway, for the console: ids, figures and times, and no text."""
+"""The latest requests for text, for the console: ids, figures and times, and no text."""
 
 import time
 from collections import OrderedDict
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import msgspec
 
 from pagewire.client.stream import Stream
+from pagewire.shared import subjects
 from pagewire.shared.messages.client import Result
+from pagewire.shared.messages.recent_requests import RecentRequests
 from pagewire.shared.messages.request_metrics import Metrics
 
 LENGTH = 500
 """Requests that are kept."""
+NATS = "NATS"
+"""Path of the requests that this gateway has not sent: NATS clients, and other gateways, did."""
 
 
 class LoggedRequest(msgspec.Struct, eq=False):
@@ -61,9 +65,7 @@ class RequestLog:
     def begin(self, stream: Stream, path: str, tenant: str) -> LoggedRequest:
         """Notes a request that is about to be sent."""
         request = LoggedRequest(stream.request_id, tenant, path, time.time(), stream)
-        self._requests[tenant, request.request_id] = request
-        if len(self._requests) > LENGTH:
-            self._requests.popitem(last=False)
+        self._add(request)
         self._note(request)
         return request
 
@@ -85,6 +87,21 @@ class RequestLog:
             request.cached_tokens = usage.cached_tokens
         self._note(request)
         return request.request_id
+
+    def note_others(self, recent: RecentRequests) -> None:
+        """Takes the figures of the latest requests of a detokenizer, except for those that this gateway has sent."""
+        for figures in recent.requests:
+            tenant, request_id = subjects.owner_and_text(figures.request_id)
+            known = self._requests.get((tenant, request_id))
+            if known is None:
+                known = LoggedRequest(request_id, tenant, NATS, figures.began, None, recent.model)
+                self._add(known)
+            elif known.path != NATS or (known.tokens, known.ended) == (figures.tokens, figures.ended):
+                continue
+            known.status, known.ended, known.first_token = figures.status, figures.ended, figures.first_token
+            known.prompt_tokens, known.cached_tokens = figures.prompt_tokens, figures.cached_tokens
+            known.tokens, known.metrics = figures.tokens, figures.metrics
+            self._note(known)
 
     def refresh(self) -> None:
         """Takes the figures of the requests that run."""
@@ -109,6 +126,11 @@ class RequestLog:
     def ended_since(self, moment: float) -> list[LoggedRequest]:
         """Returns the requests that have ended well since a Unix time."""
         return [request for request in self._requests.values() if request.ended > moment and request.metrics]
+
+    def _add(self, request: LoggedRequest) -> None:
+        self._requests[request.tenant, request.request_id] = request
+        if len(self._requests) > LENGTH:
+            self._requests.popitem(last=False)
 
     def _note(self, request: LoggedRequest) -> None:
         self.changes += 1

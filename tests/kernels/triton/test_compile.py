@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.kernels.gpu_arch import AMD_PARTS
 from tests.kernels.triton.ahead.compile import MODULES, configurations
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,21 @@ def test_every_form_fits_the_part(arch: str) -> None:
     """For sm_90 this is what `make kernels` does before the tests."""
     result = compiled("--arch", arch)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.full
+def test_a_kernel_compiles_for_amds_gpus() -> None:
+    result = compiled("--arch", *AMD_PARTS, "--kernel", "step.scatter", "layers.integer_linear")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert all(part in result.stdout for part in AMD_PARTS)
+
+
+def test_forms_for_amds_gpus_ask_for_nothing_that_only_nvidias_have() -> None:
+    for module, configuration in configurations():
+        form = configuration.on(AMD_PARTS[0])
+        assert not form.options.keys() & {"maxnreg", "launch_pdl"}, module
+        assert not form.constants.get("PDL"), module
+        assert not any(form.constants.get("ASM") or ()), module
 
 
 def test_an_unknown_part_is_refused() -> None:

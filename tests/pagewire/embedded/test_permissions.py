@@ -77,6 +77,7 @@ SUBJECTS = {
     "pagewire.svc.adopted.d",
     "pagewire.svc.traces",
     "pagewire.svc.recent_steps",
+    "pagewire.svc.recent_requests",
     "pagewire.svc.faults",
     "pagewire.svc.scheduler.s.abort",
     *(f"pagewire.svc.{edge}.e" for edge in ("plan", "steps", "replay", "claim")),
@@ -211,11 +212,12 @@ TABLE = {
             *of(OF_ANYONE, "cancel", "resume", "detokenize"),
             *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
             "pagewire.svc.steps.e",
+            "pagewire.svc.recent_requests",
         },
     ),
     "gateway": service(
         "gateway",
-        OF_ANYONE | ADAPTERS | {"pagewire.svc.recent_steps", "pagewire.svc.faults"},
+        OF_ANYONE | ADAPTERS | {"pagewire.svc.recent_steps", "pagewire.svc.recent_requests", "pagewire.svc.faults"},
         {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"},
     ),
     "supervisor": Row(

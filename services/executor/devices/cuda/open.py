@@ -18,6 +18,7 @@ from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
+from pagewire.services.executor.devices.cuda.machine import capability
 from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
@@ -48,13 +49,13 @@ BACKENDS: Mapping[str, Callable[[KVPool, Capacity, Runtime], AttentionBackend]] 
 """Backends of attention, by the values of the setting `attention_backend`."""
 
 
-def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
+def check_cache(kv_cache_dtype: str, version: tuple[int, int]) -> None:
     """Checks that a GPU of this compute capability supports the KV cache dtype.
 
     Raises:
         ConfigurationError: the GPU does not support it.
     """
-    if kv_cache_dtype == "fp8" and capability < FP8_SINCE:
+    if kv_cache_dtype == "fp8" and version < FP8_SINCE:
         raise ConfigurationError(
             "this GPU does not support fp8, which needs compute capability 8.9: set kv-cache-dtype to auto"
         )
@@ -83,13 +84,12 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("device cuda does not support a tensor-parallel-size above 1: set it to 1")
-    capability = torch.cuda.get_device_capability()
-    check_cache(settings.kv_cache_dtype, capability)
+    check_cache(settings.kv_cache_dtype, capability())
     config = read_config(folder)
     check_backend(settings, config)
     length = max_model_len(settings, config)
     runtime, backend = CudaRuntime(), BACKENDS[settings.attention_backend]
-    packing = None if settings.quantization == "none" else CudaPacking(fp8=capability >= FP8_SINCE)
+    packing = None if settings.quantization == "none" else CudaPacking(fp8=capability() >= FP8_SINCE)
     random = settings.seed if settings.load_format == "dummy" else None
     plain = load_model(folder, config, settings.dtype, packing, random)
     spec, dtype = plain.spec, plain.embedding.dtype

@@ -1,4 +1,4 @@
-"""`python -m tests.kernels.triton.ahead.compile --arch sm_80 sm_90`: compiles every kernel on a machine without a GPU.
+"""`python -m tests.kernels.triton.ahead.compile --arch sm_80 gfx942`: compiles every kernel on a machine without a GPU.
 
 Prints registers, spills and shared memory of each configuration, or writes them as JSON. Fails if attention or sampling
 spills, or if a kernel needs more shared memory than the GPU has.
@@ -20,10 +20,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pagewire.kernels.gpu_arch import PARTS
 from tests.kernels.triton.ahead.configuration import Configuration
-from tests.kernels.triton.ahead.cubin import machine_code
-from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
+from tests.kernels.triton.ahead.cubin import amd_resources, machine_code
+from tests.kernels.triton.ahead.gpus import GPUS, SHARED_MEMORY, WARP, Gpu, name_of, part_of
 
 MODULES = (
     "sampling.edit_logits",
@@ -53,8 +52,8 @@ class Usage:
 
     form: str
     """Module and name of the configuration."""
-    arch: int
-    """Compute capability times ten."""
+    arch: Gpu
+    """The GPU: compute capability times ten, or AMD's name."""
     registers: int
     """Registers per thread."""
     spills: int
@@ -67,8 +66,8 @@ class Usage:
     """Whether it spills only where it may, and the shared memory is there."""
 
 
-def compiled(configuration: Configuration, arch: int) -> Any:
-    """Returns Triton's kernel for a compute capability (times ten), whose `asm` has all forms of the code.
+def compiled(configuration: Configuration, arch: Gpu) -> Any:
+    """Returns Triton's kernel for a GPU, whose `asm` has all forms of the code.
 
     Pointers are assumed aligned to 16 bytes, as those of the devices are.
 
@@ -87,7 +86,8 @@ def compiled(configuration: Configuration, arch: int) -> Any:
             signature[parameter.name] = parameter.annotation_type
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, dict(configuration.constants), aligned)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(configuration.options))
+    target = GPUTarget("hip", arch, WARP[arch]) if isinstance(arch, str) else GPUTarget("cuda", arch, 32)
+    return triton.compile(source, target=target, options=dict(configuration.options))
 
 
 def configurations() -> list[tuple[str, Configuration]]:
@@ -99,25 +99,27 @@ def configurations() -> list[tuple[str, Configuration]]:
     ]
 
 
-def usage(index: int, arch: int) -> Usage:
+def usage(index: int, arch: Gpu) -> Usage:
     """Compiles entry `index` of `configurations()`, whose entries cannot be pickled for another process."""
     module, configuration = configurations()[index]
     kernel = compiled(configuration, arch)
-    registers, spills = machine_code(kernel.asm["cubin"])
+    registers, spills = (
+        amd_resources(kernel.asm["amdgcn"]) if isinstance(arch, str) else machine_code(kernel.asm["cubin"])
+    )
     shared: int = kernel.metadata.shared
     fits = shared <= SHARED_MEMORY[arch] and (spills == 0 or configuration.spills)
     warps = configuration.options.get("num_warps", 4)
     return Usage(f"{module}: {configuration.name}", arch, registers, spills, shared, warps, fits)
 
 
-def usages(archs: list[int], modules: list[str]) -> Iterator[Usage]:
+def usages(archs: list[Gpu], modules: list[str]) -> Iterator[Usage]:
     """Compiles every form of `modules` for each of `archs`, on all cores."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
         pending = [
             pool.submit(usage, index, arch)
             for arch in archs
             for index, (module, configuration) in enumerate(configurations())
-            if module in modules and arch in configuration.parts
+            if module in modules and part_of(arch) in configuration.parts
         ]
         for compiling in pending:
             yield compiling.result()
@@ -126,16 +128,16 @@ def usages(archs: list[int], modules: list[str]) -> Iterator[Usage]:
 def main(arguments: list[str]) -> int:
     """Compiles the kernels, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.triton.ahead.compile", description=__doc__)
-    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{part}" for part in PARTS])
+    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=list(GPUS))
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
     parser.add_argument("--output", type=Path, help="JSON file for the table")
     chosen = parser.parse_args(arguments)
     print(f"Triton {triton.__version__:<48}{'arch':>8}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
     forms = []
-    for form in usages([int(name.removeprefix("sm_")) for name in chosen.arch], chosen.kernel):
+    for form in usages([GPUS[name] for name in chosen.arch], chosen.kernel):
         forms.append(form)
         print(
-            f"{form.form:<55}{f'sm_{form.arch}':>8}{form.registers:>10}{form.spills:>8}{form.shared:>8}{form.warps:>7}"
+            f"{form.form:<55}{name_of(form.arch):>8}{form.registers:>10}{form.spills:>8}{form.shared:>8}{form.warps:>7}"
             f"{'' if form.fits else '  FAILED'}",
             flush=True,
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagewire.kernels.gpu_arch import PARTS, has_dependent_launch
 from pagewire.kernels.triton.jit import Kernel
+from tests.kernels.triton.ahead.gpus import Gpu, part_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,17 @@ class Configuration:
     parts: tuple[int, ...] = PARTS
     """The GPUs, by their numbers in `PARTS`, that launch the variant."""
 
-    def on(self, arch: int) -> "Configuration":
-        """Returns the variant as a GPU launches it: see `pagewire.kernels.triton.dependent_launch`."""
+    def on(self, gpu: Gpu) -> "Configuration":
+        """Returns the variant as a GPU launches it: see `pagewire.kernels.triton.dependent_launch`.
+
+        AMD's compiler knows no limit of registers and no instructions of NVIDIA's.
+        """
         kernel: Any = self.kernel
-        if "PDL" not in kernel.arg_names:
-            return self
-        pdl = has_dependent_launch(arch)
-        return replace(self, constants={**self.constants, "PDL": pdl}, options={**self.options, "launch_pdl": pdl})
+        constants, options = dict(self.constants), dict(self.options)
+        if "PDL" in kernel.arg_names:
+            constants["PDL"] = options["launch_pdl"] = has_dependent_launch(part_of(gpu))
+        if isinstance(gpu, str):
+            options = {name: value for name, value in options.items() if name not in {"maxnreg", "launch_pdl"}}
+            if isinstance(asm := constants.get("ASM"), tuple):
+                constants["ASM"] = ("",) * len(asm)
+        return replace(self, constants=constants, options=options)

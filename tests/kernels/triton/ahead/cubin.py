@@ -1,5 +1,6 @@
-"""Reads the resources of a kernel from its machine code, an ELF file with instructions of 16 bytes."""
+"""Reads the resources of a kernel from NVIDIA's machine code, an ELF file with instructions of 16 bytes, or AMD's."""
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ class MachineCode(NamedTuple):
     registers: int
     """Registers per thread."""
     spills: int
-    """Number of instructions that store or load spilled registers."""
+    """Number of instructions that store or load spilled registers; with AMD's assembly the number of the registers."""
 
 
 def machine_code(cubin: bytes) -> MachineCode:
@@ -34,6 +35,22 @@ def machine_code(cubin: bytes) -> MachineCode:
     opcodes = np.frombuffer(kernels[0], np.uint16)[::8] & 0xFFF
     (registers,) = struct.unpack_from("<I", counts[0], counts[0].index(REGISTER_COUNT) + 8)
     return MachineCode(registers, int(np.isin(opcodes, (STORE_LOCAL, LOAD_LOCAL)).sum()))
+
+
+def amd_resources(assembly: str) -> MachineCode:
+    """Returns the vector registers and the spills of the only kernel of AMD's assembly, from its metadata.
+
+    >>> amd_resources("    .vgpr_count:     33\\n    .vgpr_spill_count: 0\\n")
+    MachineCode(registers=33, spills=0)
+
+    Raises:
+        ValueError: the text has no kernel, or several.
+    """
+    counts = re.findall(r"^\s*\.vgpr_count:\s*(\d+)$", assembly, re.MULTILINE)
+    spills = re.findall(r"^\s*\.vgpr_spill_count:\s*(\d+)$", assembly, re.MULTILINE)
+    if len(counts) != 1 or len(spills) != 1:
+        raise ValueError(f"the assembly has {len(counts)} kernels: one is expected, with its number of registers")
+    return MachineCode(int(counts[0]), int(spills[0]))
 
 
 def _sections(elf: bytes) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.bench._common.output import commit, machine, today
-from pagewire.kernels.gpu_arch import PARTS
+from tests.kernels.triton.ahead.gpus import GPUS, name_of
 
 ROOT = Path(__file__).resolve().parents[4]
 RESULTS = ROOT / "bench" / "results" / "kernels.json"
@@ -51,15 +51,14 @@ def summary(forms: list[dict[str, Any]]) -> list[str]:
         registers, shared = (max(form[name] for form in here) for name in ("registers", "shared"))
         bad = [form["form"] for form in here if not form["fits"]]
         verdict = ", ".join(bad) or "all fit"
-        lines.append(
-            f"Triton {version} sm_{arch}: {len(here)} forms, up to {registers} registers and {shared} bytes: {verdict}"
-        )
+        resources = f"{len(here)} forms, up to {registers} registers and {shared} bytes"
+        lines.append(f"Triton {version} {name_of(arch)}: {resources}: {verdict}")
     return lines
 
 
 def main(arguments: list[str]) -> int:
     """Compiles, writes the table and returns the exit code. `arguments` are the versions, by default all."""
-    archs = [f"sm_{part}" for part in PARTS]
+    archs = list(GPUS)
     forms = [form for version in arguments or VERSIONS for form in compile_all(version, archs)]
     about = {
         "command": "make kernels-all",

@@ -14,6 +14,7 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
 from pagewire.shared.messages.fault import Fault, FaultKind
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.recent_requests import RecentRequests, RequestFigures
 from pagewire.shared.messages.recent_steps import RecentSteps, StepFigures
 from pagewire.shared.messages.request_metrics import Metrics
 from tests.services.gateway.http_client import Answer, Gateway
@@ -254,3 +255,28 @@ class TestHistory:
         request = LoggedRequest("r1", "", "/v1/completions", 1.0, None, status=503, ended=2.0)
         assert [stage["name"] for stage in waterfall.measured(request)] == ["request"]
         assert history.first_token_ms(request) is history.next_token_ms(request) is None
+
+
+async def test_a_page_sees_the_requests_of_nats_clients_beside_its_gateways_own(gateway: Gateway) -> None:
+    await gateway.post({"prompt": "x", "request_id": "own", "stream": True})
+    figures = RequestFigures("theirs", 0, 100.0, 101.0, 0.0, 7, 2, 3, None)
+    own = figures._replace(request_id="own", tokens=9)
+    tenants = figures._replace(request_id=subjects.owned("alice", "hers"), status=200, ended=102.0)
+    answers = [(own, figures, tenants), (own, figures._replace(tokens=5), tenants)]
+
+    def answer(message: Any) -> None:
+        recent = RecentRequests("tiny", answers[0] if len(answers) == 1 else answers.pop(0))
+        gateway.responder.bus.publish(message.reply, encode(recent))
+
+    await gateway.responder.bus.subscribe(subjects.RECENT_REQUESTS, answer)
+    async with opened(gateway) as (_, events):
+        await until(lambda: any(row["tokens"] == 5 and row["id"] == "theirs" for row in rows_of(events)))
+    rows = {row["id"]: row for row in rows_of(events)}
+    assert (rows["own"]["path"], rows["own"]["tokens"]) == ("/v1/completions", 5)
+    assert (rows["theirs"]["path"], rows["theirs"]["model"], rows["theirs"]["ended"]) == ("NATS", "tiny", 0)
+    assert (rows["hers"]["tenant"], rows["hers"]["status"]) == ("alice", 200)
+    assert sum(row["id"] == "hers" for row in rows_of(events)) == 1, "a request without a change is sent once"
+
+
+def rows_of(events: list[Any]) -> list[Any]:
+    return [row for event in events for row in event.get("requests", ())]

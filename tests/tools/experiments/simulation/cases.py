@@ -11,7 +11,7 @@ MACHINE = Roofline(
     ModelShape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
     GPU,
     1,
-    Efficiency(compute=1.0, bandwidth=1.0, launch=10e-3),
+    Efficiency(compute=1.0, bandwidth=1.0, launch=10e-3, layer=0.0),
 )
 """A step takes 10 ms, and 10 us for each of its tokens."""
 INSTANT = Host(step=0.0, step_row=0.0, schedule=0.0, schedule_row=0.0, round_trip=0.0, edge=0.0)

@@ -19,7 +19,7 @@ export class RequestTable extends HTMLElement {
     if (this.body) return;
     this.body = element("tbody");
     this.waterfall = new Waterfall();
-    this.empty = element("p", { class: "meaning" }, "No request yet: those of this gateway appear here, without their texts.");
+    this.empty = element("p", { class: "meaning" }, "No request yet: the next ones appear here, without their texts.");
     this.replaceChildren(
       this.waterfall, this.empty,
       element("div", { class: "table requests", tabindex: "0", role: "group", "aria-label": "Rows of the requests" }, element("table", {}, element("thead", {}, element("tr", {}, ...COLUMNS.map((name) => element("th", { scope: "col" }, name)))), this.body)),

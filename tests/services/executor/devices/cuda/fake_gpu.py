@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
+from pagewire.kernels.gpu_arch import PARTS
 from pagewire.kernels.low_rank import LowRank
 from pagewire.services.executor.adapter_loader import SequenceAdapter
 from pagewire.services.executor.adapters.adapter import Adapter
@@ -354,7 +355,7 @@ def observe(
 def main() -> None:
     """Prints the launches of a step by bucket, then all findings as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", type=int, default=90, choices=SHARED_MEMORY)
+    parser.add_argument("--arch", type=int, default=90, choices=PARTS)
     parser.add_argument("--model", default="llama-3-8b", choices=MODELS)
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")

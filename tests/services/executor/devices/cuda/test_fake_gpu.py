@@ -115,6 +115,7 @@ def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: 
 def test_the_kernels_compiled_for_a_gpu_fit_it(arch: int) -> None:
     observations = observed("--arch", str(arch), "--compile")
     check(observations, arch=arch)
+    check_launches(observations, {"gated_kernel": 1})
     assert 0 < observations["shared"] <= SHARED_MEMORY[arch]
 
 

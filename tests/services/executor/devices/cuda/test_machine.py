@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.machine import check_machine
+from pagewire.services.executor.devices.cuda.machine import capability, check_machine
 from pagewire.shared.errors import ConfigurationError
 
 
@@ -45,4 +45,23 @@ def test_a_missing_part_is_named(
 ) -> None:
     monkeypatch.setattr(place, name, found)
     with pytest.raises(ConfigurationError, match=said):
+        check_machine()
+
+
+@pytest.mark.usefixtures("complete")
+def test_amds_gpus_are_known_by_name_and_said_to_be_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def properties(part: str) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=192 << 30, gcnArchName=f"{part}:sramecc+:xnack-")
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties("gfx942"))
+    assert check_machine() == "AMD Instinct MI300X, 192 GiB, gfx942, ROCm 7.0: no kernel has run on such a GPU so far"
+    assert capability() == (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties("gfx906"))
+    with pytest.raises(ConfigurationError, match="gfx942, gfx950, gfx1201"):
+        check_machine()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="AMD's driver"):
         check_machine()

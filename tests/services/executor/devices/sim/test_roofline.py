@@ -1,8 +1,11 @@
 """The roofline against numbers worked out by hand."""
 
+import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,8 +22,9 @@ from pagewire.services.executor.devices.sim.roofline import (
 )
 from pagewire.shared.errors import ConfigurationError
 
+BENCH = Path(__file__).parents[5] / "bench"
 GPU = Gpu(flops=1000.0, bandwidth=100.0, memory=1 << 20, link=50.0, issue=float("inf"), arch=90)
-PLAIN = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.25, launch=0.5, reserved=0)
+PLAIN = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.25, launch=0.5, layer=0.0, reserved=0)
 SHAPE = ModelShape(
     hidden=10, heads=4, kv_heads=2, head_dim=5, vocab=30, windows=(0, 0, 0), layer_weights=600, weights=1000
 )
@@ -53,8 +57,8 @@ def test_rows_share_the_weights_but_not_the_context() -> None:
 
 
 def test_efficiencies_divide_the_peaks() -> None:
-    slow = Efficiency(compute=0.5, bandwidth=0.25, link=1.0, all_reduce=0.0, launch=0.0, reserved=0)
-    fast = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.0, launch=0.0, reserved=0)
+    slow = Efficiency(compute=0.5, bandwidth=0.25, link=1.0, all_reduce=0.0, launch=0.0, layer=0.0, reserved=0)
+    fast = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.0, launch=0.0, layer=0.0, reserved=0)
     free = replace(SHAPE, windows=())  # attention of prompts has costs of its own
     for rows, factor in ([(7, 1, True)], 4), ([(0, 100, False)], 2):
         ratio = seconds(Roofline(free, GPU, 1, slow), *rows) / seconds(Roofline(free, GPU, 1, fast), *rows)
@@ -123,7 +127,7 @@ def test_the_embedding_is_no_work_and_a_tied_head_is() -> None:
 def test_one_stream_of_llama_on_an_h100_is_bound_by_its_weights() -> None:
     took = seconds(Roofline(shape_of(SHAPES["llama-3-8b"]), GPUS["h100"]), (500, 1, True))
     read = (8_030_261_248 - 128256 * 4096) * 2  # the input embedding is looked up, not read
-    assert took == pytest.approx(150e-6 + read / (0.85 * 3.35e12), rel=0.01)
+    assert took == pytest.approx(150e-6 + 32 * 26e-6 + read / (0.85 * 3.35e12), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +141,22 @@ def test_one_stream_of_llama_on_an_h100_is_bound_by_its_weights() -> None:
 def test_shapes_that_cannot_be_timed(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         shape_of(SHAPES["llama-3-8b"] | change)
+
+
+def test_the_small_kernels_of_each_layer_take_their_time() -> None:
+    work = seconds(Roofline(SHAPE, GPU, 1, PLAIN), (7, 1, True))
+    assert seconds(Roofline(SHAPE, GPU, 1, replace(PLAIN, layer=2.0)), (7, 1, True)) == pytest.approx(work + 3 * 2.0)
+
+
+def test_steps_take_about_as_long_as_on_an_h200() -> None:
+    """Decodes of 128 sequences are 16 % too fast: products of so many rows take longer than their weights' bytes."""
+    measured = msgspec.json.decode((BENCH / "results" / "gpu-h200.json").read_bytes())["parts"]
+    roofline = Roofline(shape_of(SHAPES["llama-3-8b"]), GPUS["h200"])
+    errors = []
+    for cell in measured["decode"]:
+        simulated = seconds(roofline, *[(cell["context"] - 32, 1, True)] * cell["rows"])
+        errors.append(1e3 * simulated / statistics.median(cell["wall_ms"]) - 1)
+    for cell in measured["prefill"]:
+        errors.append(1e3 * seconds(roofline, (0, cell["tokens"], True)) / statistics.median(cell["device_ms"]) - 1)
+    assert max(map(abs, errors)) < 0.17
+    assert abs(statistics.median(errors)) < 0.03
