@@ -17,6 +17,7 @@ MODULES = [
     "pagewire.services.detokenizer.text.text_decoder",
     "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
+    "pagewire.services.executor.models.heads",
     "pagewire.services.executor.models.shard",
     "pagewire.services.executor.models.stored_names",
     "pagewire.services.executor.packed_columns",

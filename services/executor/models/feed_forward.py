@@ -23,7 +23,8 @@ class MLP(nn.Module):
         storage = spec.storage if spec.storage is Storage.TRANSPOSED else Storage.PARTS
         self.up = PackedLinear(spec.width, parts, spec.mlp_bias, storage)
         self.activation = Activate(spec.activation, gated=spec.gated)
-        self.down = PackedLinear(inner, {"down_proj": spec.width}, spec.mlp_bias, storage)
+        biased = spec.mlp_bias and spec.shard.rank == 0
+        self.down = PackedLinear(inner, {"down_proj": spec.width}, biased, storage)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]."""

@@ -1,0 +1,62 @@
+"""The heads of an attention that one of several ranks has."""
+
+import math
+from dataclasses import dataclass, replace
+
+from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.shard import Shard, Units, refuse_cut
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCut:
+    """A rank's heads: whole groups of query heads with their KV heads, or a part of one group."""
+
+    whole: Attention
+    """The attention of all ranks."""
+    queries: range
+    """Query heads of this rank."""
+    keys: range
+    """KV heads of this rank."""
+    holders: int = 1
+    """Number of ranks that have each of these KV heads."""
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of this rank."""
+        return replace(self.whole, heads=len(self.queries), kv_heads=len(self.keys))
+
+
+def cut_heads(whole: Attention, shard: Shard, units: Units) -> HeadCut:
+    """Returns the heads of a rank. With more ranks than KV heads, several ranks have the same one.
+
+    Raises:
+        ConfigurationError: there are too few heads for the ranks.
+
+    >>> cut_heads(Attention(32, 8, 128, 0.1), Shard(2, 3), Units()).attention.heads
+    8
+    >>> shared = cut_heads(Attention(8, 2, 128, 0.1), Shard(3, 4), Units())
+    >>> shared.queries, shared.keys, shared.holders
+    (range(6, 8), range(1, 2), 2)
+    """
+    group, size = whole.group, whole.value_head_size
+    rows = math.lcm(_heads(units.outputs, whole.head_size), _heads(units.outputs, size))
+    unit = math.lcm(rows, _heads(units.inputs, group * size))
+    if -(-whole.kv_heads // unit) >= shard.size:
+        keys = shard.part(whole.kv_heads, unit)
+        return HeadCut(whole, range(keys.start * group, keys.stop * group), keys)
+    head, ranks = next(
+        (head, ranks)
+        for head in range(whole.kv_heads)
+        if shard.rank in (ranks := Shard(head, whole.kv_heads).part(max(shard.size, whole.kv_heads)))
+    )
+    inner = math.lcm(_heads(units.outputs, whole.head_size), _heads(units.inputs, size))
+    if rows > 1 or len(ranks) > -(-group // inner):
+        refuse_cut(shard, whole.heads, "attention heads", min(unit * group, whole.heads))
+    queries = Shard(shard.rank - ranks.start, len(ranks)).part(group, inner)
+    first = head * group
+    return HeadCut(whole, range(first + queries.start, first + queries.stop), range(head, head + 1), holders=len(ranks))
+
+
+def _heads(unit: int, size: int) -> int:
+    """Returns the least number of heads of `size` numbers that fills whole units."""
+    return unit // math.gcd(unit, size)
