@@ -3,12 +3,11 @@
 Norms, routers and tables of positions are whole on every rank.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.heads import HeadCut, cut_heads
-from pagewire.services.executor.models.shard import Ranges, Shard, Slices, Units, refuse_cut
+from pagewire.services.executor.models.shard import Ranges, Shard, Slices, Units, cut_inner, refuse_cut
 from pagewire.services.executor.models.spec import DecoderSpec, ExpertsSpec, HeadNorm, LayerSpec
 
 WHOLE: Slices = {}
@@ -49,19 +48,21 @@ class Cut:
             case "embed_tokens" | "lm_head":
                 return {outputs: (self.shard.part(self.whole.vocab_size, self.units.outputs),)}
             case "qkv":
-                return {outputs: _packed_heads(self._heads(parameter))}
+                return {outputs: self._heads(parameter).packed}
             case "o" if kind == "weight":
-                heads = self._heads(parameter)
-                return {inputs: (_features(heads.queries, heads.whole.value_head_size),)}
+                return {inputs: (self._heads(parameter).output_features,)}
             case "q_norm" | "k_norm" if self.whole.head_norm is HeadNorm.TOGETHER:
                 heads = self._heads(parameter)
-                return {0: (_features(heads.queries if name == "q_norm" else heads.keys, heads.whole.head_size),)}
+                return {0: (heads.query_features if name == "q_norm" else heads.key_features,)}
             case "up":
                 return {outputs: self._twice(self._inner_of(parameter)) if self.whole.gated else self._once(parameter)}
             case "down" if kind == "weight":
                 return {inputs: self._once(parameter)}
             case "experts":
-                inner = self._experts(parameter).inner
+                experts = self._experts(parameter)
+                if self.shard.by_expert:
+                    return {0: (self._own(experts),)}
+                inner = experts.inner
                 return {1: self._twice(inner)} if kind == "gate_up" else {2: (self._inner(inner),)}
             case _:
                 return WHOLE
@@ -71,8 +72,16 @@ class Cut:
         experts = layer.experts
         if experts is not None:
             shared = len(self._inner(experts.shared)) if experts.shared else 0
-            experts = replace(experts, inner=len(self._inner(experts.inner)), shared=shared)
+            if self.shard.by_expert:
+                experts = replace(experts, own=self._own(experts), shared=shared)
+            else:
+                experts = replace(experts, inner=len(self._inner(experts.inner)), shared=shared)
         return replace(layer, attention=heads.attention, experts=experts, heads=heads)
+
+    def _own(self, experts: ExpertsSpec) -> range:
+        if experts.count < self.shard.size:
+            refuse_cut(self.shard, experts.count, "experts", 1)
+        return self.shard.part(experts.count)
 
     def _cut_heads(self, attention: Attention) -> HeadCut:
         return cut_heads(attention, self.shard, self.units)
@@ -97,32 +106,9 @@ class Cut:
         return (self._inner(self._inner_of(parameter)),)
 
     def _inner(self, features: int) -> range:
-        """Returns the rank's part of inner features, which are outputs of one matrix and inputs of the next."""
-        unit = math.lcm(self.units.outputs, self.units.inputs)
-        part = self.shard.part(features, unit)
-        if -(-features // unit) < self.shard.size:
-            refuse_cut(self.shard, features, "inner features", unit)
-        return part
+        return cut_inner(features, self.shard, self.units)
 
     def _twice(self, features: int) -> Ranges:
         """Returns the rank's part of gates and values."""
         part = self._inner(features)
         return part, range(features + part.start, features + part.stop)
-
-
-def _features(heads: range, size: int) -> range:
-    """Returns the features of heads of so many each."""
-    return range(heads.start * size, heads.stop * size)
-
-
-def _packed_heads(cut: HeadCut) -> Ranges:
-    """Returns the rows of queries, keys and values in one matrix."""
-    whole = cut.whole
-    keys_at = whole.heads * whole.head_size
-    values_at = keys_at + whole.kv_heads * whole.head_size
-    keys, values = _features(cut.keys, whole.head_size), _features(cut.keys, whole.value_head_size)
-    return (
-        _features(cut.queries, whole.head_size),
-        range(keys_at + keys.start, keys_at + keys.stop),
-        range(values_at + values.start, values_at + values.stop),
-    )

@@ -1,17 +1,19 @@
 """The transformer of Llama and of all models that `DecoderSpec` describes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pagewire.services.executor.models.cut import Cut
 from pagewire.services.executor.models.feed_forward import MLP, MixtureOfExperts
 from pagewire.services.executor.models.layers import LayerNorm, PackedLinear, RMSNorm, embedding
-from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelCut
 from pagewire.services.executor.models.rope import Rotate, rotary_embedding
-from pagewire.services.executor.models.shard import Collectives, VocabularyPart
+from pagewire.services.executor.models.shard import Collectives, Shard, Slices, Units, VocabularyPart
 from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm, LayerSpec, Norm, Placement, Storage
 
 _BEFORE = {"attention_in": "input_layernorm", "mlp_in": "post_attention_layernorm"}
@@ -188,6 +190,21 @@ def _still(x: Tensor) -> Tensor:
     return x
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderPart(ModelCut):
+    """A rank's part of a `DecoderLM`."""
+
+    cut: Cut
+
+    @override
+    def held(self, parameter: str) -> Slices:
+        return self.cut.held(parameter)
+
+    @override
+    def build(self, collectives: Collectives) -> "DecoderLM":
+        return DecoderLM(self.cut.spec(), collectives)
+
+
 class DecoderLM(CausalLM):
     """A model of any family that a `DecoderSpec` describes."""
 
@@ -206,6 +223,10 @@ class DecoderLM(CausalLM):
     def embedding(self) -> Tensor:
         """[V, D]."""
         return self.model.embed_tokens.weight
+
+    @override
+    def cut(self, shard: Shard, units: Units) -> DecoderPart:
+        return DecoderPart(Cut(self.described, shard, units))
 
     @override
     def stored_name(self, name: str) -> str:

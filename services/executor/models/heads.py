@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.services.executor.models.shard import Shard, Units, refuse_cut
+from pagewire.services.executor.models.shard import Ranges, Shard, Units, refuse_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,33 @@ class HeadCut:
     def attention(self) -> Attention:
         """The attention of this rank."""
         return replace(self.whole, heads=len(self.queries), kv_heads=len(self.keys))
+
+    @property
+    def packed(self) -> Ranges:
+        """The rank's rows of a matrix of all queries, keys and values."""
+        keys_at = self.whole.heads * self.whole.head_size
+        values_at = keys_at + self.whole.kv_heads * self.whole.head_size
+        return self.query_features, _behind(keys_at, self.key_features), _behind(values_at, self.value_features)
+
+    @property
+    def query_features(self) -> range:
+        """Features of the rank's queries."""
+        return _features(self.queries, self.whole.head_size)
+
+    @property
+    def key_features(self) -> range:
+        """Features of the rank's keys."""
+        return _features(self.keys, self.whole.head_size)
+
+    @property
+    def value_features(self) -> range:
+        """Features of the rank's values."""
+        return _features(self.keys, self.whole.value_head_size)
+
+    @property
+    def output_features(self) -> range:
+        """Features of the rank's results of attention, which the output projection multiplies."""
+        return _features(self.queries, self.whole.value_head_size)
 
 
 def cut_heads(whole: Attention, shard: Shard, units: Units) -> HeadCut:
@@ -60,3 +87,12 @@ def cut_heads(whole: Attention, shard: Shard, units: Units) -> HeadCut:
 def _heads(unit: int, size: int) -> int:
     """Returns the least number of heads of `size` numbers that fills whole units."""
     return unit // math.gcd(unit, size)
+
+
+def _features(heads: range, size: int) -> range:
+    """Returns the features of heads of so many each."""
+    return range(heads.start * size, heads.stop * size)
+
+
+def _behind(first: int, part: range) -> range:
+    return range(first + part.start, first + part.stop)

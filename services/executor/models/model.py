@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.layer_groups import LayerGroups, group_layers
-from pagewire.services.executor.models.shard import VocabularyPart
+from pagewire.services.executor.models.shard import Collectives, Shard, Slices, Units, VocabularyPart
+from pagewire.shared.errors import ConfigurationError
 
 
 class AttentionFn(Protocol):
@@ -54,6 +55,20 @@ class ModelSpec:
         return cls(
             vocab_size, tuple(Attention(heads, kv_heads, head_dim, head_dim**-0.5, window) for window in windows)
         )
+
+
+class ModelCut(Protocol):
+    """A rank's part of a model."""
+
+    def held(self, parameter: str) -> Slices:
+        """Returns the indices of a parameter of the whole model that the rank has."""
+
+    def build(self, collectives: Collectives) -> "CausalLM":
+        """Returns the rank's model, on torch's current device.
+
+        Raises:
+            ConfigurationError: the model has too few heads or features for the ranks.
+        """
 
 
 class CausalLM(nn.Module, ABC):
@@ -101,6 +116,17 @@ class CausalLM(nn.Module, ABC):
     def stored_name(self, name: str) -> str:
         """Returns a checkpoint's name of a tensor whose module is here called `name`."""
         return name
+
+    def cut(self, shard: Shard, units: Units) -> ModelCut:
+        """Returns how this model, which has no weights yet, is cut for a rank, in these units.
+
+        Raises:
+            ConfigurationError: the family cannot be cut.
+        """
+        del units
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot be cut for {shard.size} ranks: set tensor-parallel-size to 1"
+        )
 
     def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
         """Hidden states [R, D] -> ids [R] of the largest logits; None if that is not faster than the logits."""

@@ -2,9 +2,7 @@
 
 import torch
 
-from pagewire.services.executor.models.cut import Cut
-from pagewire.services.executor.models.decoder import DecoderLM
-from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.model import CausalLM, ModelCut
 from pagewire.services.executor.models.shard import Collectives, Shard, Units, largest_units
 from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.services.executor.models.weights import (
@@ -16,9 +14,6 @@ from pagewire.services.executor.models.weights import (
     random_weights,
     stored_slices,
 )
-from pagewire.shared.errors import ConfigurationError
-
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def load_part(
@@ -35,16 +30,27 @@ def load_part(
         ConfigurationError: the tensors do not match the model, or cannot be cut for the ranks.
     """
     _, tied = check_tensors(whole, source)
-    finest = stored_slices(whole, _cut(whole, shard, Units()).held)
-    units = largest_units([source.units(finest), Units() if packing is None else packing.units])
-    cut = _cut(whole, shard, units)
-    model = build_part(cut, collectives)
+    cut = find_cut(whole, source, packing, shard)
+    model = _build(cut, collectives)
     slices = stored_slices(whole, cut.held)
     part = {name: slices[name] for name, _ in places_of(model)}
     if tied:
-        part[HEAD] = slices[whole.stored_name(EMBEDDING)]
+        part[HEAD] = next(
+            slices[name] for name, place in places_of(whole) if whole.get_parameter(place.parameter) is whole.embedding
+        )
     load_weights(model, source.cut(part), dtype, packing)
     return model.eval()
+
+
+def find_cut(whole: CausalLM, source: TensorSource, packing: Packing | None, shard: Shard) -> ModelCut:
+    """Returns a rank's part of a model in the units in which its tensors are stored, and in which they are packed.
+
+    Raises:
+        ConfigurationError: the model cannot be cut.
+    """
+    finest = stored_slices(whole, whole.cut(shard, Units()).held)
+    units = largest_units([source.units(finest), Units() if packing is None else packing.units])
+    return whole.cut(shard, units)
 
 
 def random_part(whole: CausalLM, dtype: torch.dtype, seed: int, shard: Shard, collectives: Collectives) -> CausalLM:
@@ -53,24 +59,14 @@ def random_part(whole: CausalLM, dtype: torch.dtype, seed: int, shard: Shard, co
     Raises:
         ConfigurationError: the model cannot be cut for the ranks.
     """
-    cut = _cut(whole, shard, Units())
-    model = build_part(cut, collectives)
+    cut = whole.cut(shard, Units())
+    model = _build(cut, collectives)
     state = random_weights(whole, dtype, seed, cut.held)
     model.load_state_dict({name: state[name] for name, _ in model.named_parameters()}, assign=True)
     return model.requires_grad_(requires_grad=False).eval()
 
 
-def build_part(cut: Cut, collectives: Collectives) -> DecoderLM:
-    """Returns a rank's part of a model without memory for its weights (on torch's meta device).
-
-    Raises:
-        ConfigurationError: the model has too few heads or features for the ranks.
-    """
+def _build(cut: ModelCut, collectives: Collectives) -> CausalLM:
+    """Returns a rank's part of a model without memory for its weights (on torch's meta device)."""
     with torch.device("meta"):
-        return DecoderLM(cut.spec(), collectives)
-
-
-def _cut(whole: CausalLM, shard: Shard, units: Units) -> Cut:
-    if not isinstance(whole, DecoderLM):
-        raise ConfigurationError(f"{type(whole).__name__} cannot be cut: set tensor-parallel-size to 1")
-    return Cut(whole.described, shard, units)
+        return cut.build(collectives)

@@ -26,6 +26,8 @@ class Shard:
 
     rank: int
     size: int
+    by_expert: bool = False
+    """Whether a rank has whole experts instead of a part of each."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -148,6 +150,21 @@ def cut_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
     for dim, ranges in slices.items():
         sizes[dim] = sum(map(len, ranges))
     return tuple(sizes)
+
+
+def cut_inner(features: int, shard: Shard, units: Units) -> range:
+    """Returns a rank's part of inner features, which are outputs of one matrix and inputs of the next.
+
+    Raises:
+        ConfigurationError: there are too few for the ranks.
+
+    >>> cut_inner(96, Shard(1, 2), Units(outputs=8, inputs=32))
+    range(64, 96)
+    """
+    unit = lcm(units.outputs, units.inputs)
+    if -(-features // unit) < shard.size:
+        refuse_cut(shard, features, "inner features", unit)
+    return shard.part(features, unit)
 
 
 def refuse_cut(shard: Shard, total: int, what: str, unit: int) -> NoReturn:

@@ -72,6 +72,8 @@ class ExpertsSpec:
     """Whether the weights of a token's experts sum to 1."""
     shared: int = 0
     """Inner features of the expert that every token has; 0: there is none."""
+    own: range | None = None
+    """The experts of this rank; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

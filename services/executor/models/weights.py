@@ -174,16 +174,25 @@ def stored_slices(whole: CausalLM, held: Callable[[str], Slices]) -> dict[str, S
     """
     parameters = dict(whole.named_parameters())
     return {
-        name: dict(_stored_dim(stored, parameters[path].shape, dim, ranges) for dim, ranges in held(path).items())
+        name: dict(
+            pair
+            for dim, ranges in held(path).items()
+            if (pair := _stored_dim(stored, parameters[path].shape, dim, ranges)) is not None
+        )
         for name, (path, stored) in places_of(whole)
     }
 
 
-def _stored_dim(stored: Stored, shape: torch.Size, dim: int, ranges: Ranges) -> tuple[int, Ranges]:
-    """Returns a dimension of a stored tensor, and its indices that fill `ranges` of a parameter's dimension `dim`."""
+def _stored_dim(stored: Stored, shape: torch.Size, dim: int, ranges: Ranges) -> tuple[int, Ranges] | None:
+    """Returns a dimension of a stored tensor, and its indices that fill `ranges` of a parameter's dimension `dim`.
+
+    None: the tensor has one index of the dimension, as an expert's matrix has.
+    """
     numbers = torch.arange(shape[dim])
     filled = stored.part(numbers.view([-1 if at == dim else 1 for at in range(len(shape))]).expand(shape))
     strides = [bool(stride) for stride in filled.stride()]
+    if True not in strides:
+        return None
     first, last = strides.index(True), len(strides) - strides[::-1].index(True)
     places = filled[(0,) * first + (...,) + (0,) * (len(strides) - last)].flatten()
     kept = torch.zeros(shape[dim], dtype=torch.bool)

@@ -192,7 +192,7 @@ class PackedExperts(nn.Module):
     def __init__(self, plain: Experts, pairs: Sequence[tuple[Packed, Packed]]) -> None:
         """`pairs`: of each expert the product of gates and values, and the product of its output."""
         super().__init__()
-        self.spec, self.activation, self.pairs = plain.spec, plain.activation, pairs
+        self.spec, self.own, self.activation, self.pairs = plain.spec, plain.own, plain.activation, pairs
 
 
 class Mixture(nn.Module):
@@ -220,6 +220,7 @@ class Mixture(nn.Module):
             experts.activation.kind,
             experts.spec.chosen,
             normalized=experts.spec.normalized,
+            first=experts.own.start,
         )
 
     def forward(self, x: Tensor) -> Tensor:

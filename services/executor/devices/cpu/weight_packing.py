@@ -70,7 +70,7 @@ class CpuPacking(msgspec.Struct, frozen=True):
     ) -> PackedExperts | None:
         """Returns the experts of a layer; None if any of their matrices is not of integers."""
         pairs = []
-        for i in range(module.spec.count):
+        for i in range(len(module.own)):
             up, down = (
                 packer.pack(dict(part), {}, torch.Size(), self.bits)
                 for part in (
