@@ -121,7 +121,7 @@ def load_model(
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random)
+        return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random, shard, collectives)
     model = build_model(config)
     stored = weights_dtype(dtype, common)
     if random is not None:
