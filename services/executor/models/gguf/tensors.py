@@ -128,8 +128,8 @@ class GgufTensors:
 
     def units(self, slices: Mapping[str, Slices]) -> Units:
         """Returns the units in which tensors may be cut along the dimensions that are keys of their `slices`."""
-        rows = [self._recipes[name] for name, dims in slices.items() if 1 in dims and name in self._recipes]
-        return largest_units(Units(1, rows.parts[0].stored.type.block) for rows in rows if rows.build is None)
+        cut = [self._recipes[name] for name, dims in slices.items() if 1 in dims and name in self._recipes]
+        return largest_units(Units(1, one.parts[0].stored.type.block) for one in cut if one.build is None)
 
     def cut(self, slices: Mapping[str, Slices]) -> "GgufTensors":
         """Returns the source of parts of the tensors that `slices` names.
