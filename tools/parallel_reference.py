@@ -68,12 +68,12 @@ Quantized weights are cut between groups. More ranks than there are units are re
 _MODELS = """
 ## Models
 
-Tests (`tests/services/executor/models/test_part.py`) compare logits, to 1e-4 in float32, and greedy tokens of 2, 3 and
-4 ranks with those of one, for {families}.
-
 Models that transformers builds are cut by their own `base_model_tp_plan`; their embedding and output matrix are whole
-on every rank. A family without a plan for its attention, or with another plan than columns and rows,
-is refused by name."""
+on every rank. A family whose plan lacks attention, or has other styles than columns and rows, is refused by name.
+
+Tests (`tests/services/executor/models/test_part.py`) compare logits, to 1e-4 in float32, and greedy tokens of 2, 3 and
+4 ranks with those of one for all other families:
+"""
 
 
 def reference() -> str:
@@ -99,7 +99,8 @@ def tables() -> Iterator[str]:
     yield _FORMATS
     for name, (outputs, inputs) in QUANTIZED.items():
         yield f"| {name} | {outputs} | {inputs} |"
-    yield _MODELS.format(families=", ".join(sorted(FAMILIES)))
+    yield _MODELS
+    yield from (f"- {name}" for name in sorted(FAMILIES))
 
 
 def _part(spec: DecoderSpec, name: str, shape: tuple[int, ...], size: int) -> str:

@@ -14,6 +14,7 @@ from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.models.part import find_cut
 from pagewire.services.executor.models.quantized.formats import read_quantization
+from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
 from pagewire.services.executor.models.shard import Collectives, Shard, take
 from pagewire.services.executor.models.tensors import open_tensors
@@ -116,3 +117,11 @@ def test_a_cut_between_the_numbers_of_a_block_is_refused_before_a_weight_is_read
     folder = write(wide(tmp_path / "source"), tmp_path, METHODS[COARSE]())
     with pytest.raises(ConfigurationError, match=r"8 attention heads, cut in units of 8: .* set it to 1 or less"):
         load_rank(folder, Shard(0, 2), without_collectives())
+
+
+@pytest.mark.parametrize("inputs", [range(512), range(96, 512), range(32, 544), range(2048)])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_columns_of_rounded_weights_are_columns_of_the_numbers(bits: int, inputs: range) -> None:
+    weights = round_weights(torch.randn(3, 2048, generator=torch.Generator().manual_seed(1)), bits)
+    part = weights.columns(inputs)
+    assert torch.equal(part.dequantize(), weights.dequantize()[:, inputs.start : inputs.stop])
