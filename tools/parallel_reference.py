@@ -68,8 +68,9 @@ Quantized weights are cut between groups. More ranks than there are units are re
 _MODELS = """
 ## Models
 
-Models that transformers builds are cut by their own `base_model_tp_plan`; their embedding and output matrix are whole
-on every rank. A family whose plan lacks attention, or has other styles than columns and rows, is refused by name.
+The loader also cuts models that transformers builds, by their own `base_model_tp_plan`, and refuses by name those whose
+plan lacks attention or has other styles than columns and rows. Their embedding and output matrix stay whole. Executors
+do not serve their parts yet.
 
 Tests (`tests/services/executor/models/test_part.py`) compare logits, to 1e-4 in float32, and greedy tokens of 2, 3 and
 4 ranks with those of one for all other families:
