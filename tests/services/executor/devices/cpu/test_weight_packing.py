@@ -20,7 +20,7 @@ from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
-from pagewire.services.executor.models.shard import Slices
+from pagewire.services.executor.models.shard import Slices, Units
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.services.executor.models.weights import load_weights
 from pagewire.shared.models.gguf.reader import TensorType
@@ -144,6 +144,12 @@ class Some(TensorSource):
 
     def eight_bits(self, name: str) -> Scaled | None:
         return None
+
+    def units(self, slices: Mapping[str, Slices]) -> Units:
+        return self._source.units(slices)
+
+    def cut(self, slices: Mapping[str, Slices]) -> TensorSource:
+        return Some(self._source.cut(slices), self._stored)
 
     def uncut(self, name: str) -> tuple[TensorSource, Slices]:
         return self, {}
