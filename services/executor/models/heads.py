@@ -67,7 +67,7 @@ def cut_heads(whole: Attention, shard: Shard, units: Units) -> HeadCut:
     """
     group, size = whole.group, whole.value_head_size
     rows = math.lcm(_heads(units.outputs, whole.head_size), _heads(units.outputs, size))
-    unit = math.lcm(rows, _heads(units.inputs, group * size))
+    unit = math.lcm(rows, _heads(units.inputs, group * size))  # KV heads between which both matrices may be cut
     if -(-whole.kv_heads // unit) >= shard.size:
         keys = shard.part(whole.kv_heads, unit)
         return HeadCut(whole, range(keys.start * group, keys.stop * group), keys)
@@ -77,8 +77,9 @@ def cut_heads(whole: Attention, shard: Shard, units: Units) -> HeadCut:
         if shard.rank in (ranks := Shard(head, whole.kv_heads).part(max(shard.size, whole.kv_heads)))
     )
     inner = math.lcm(_heads(units.outputs, whole.head_size), _heads(units.inputs, size))
-    if rows > 1 or len(ranks) > -(-group // inner):
-        refuse_cut(shard, whole.heads, "attention heads", min(unit * group, whole.heads))
+    together = unit if whole.kv_heads > 1 else 1
+    if together > 1 or len(ranks) > -(-group // inner):
+        refuse_cut(shard, whole.heads, "attention heads", min(together * group if together > 1 else inner, whole.heads))
     queries = Shard(shard.rank - ranks.start, len(ranks)).part(group, inner)
     first = head * group
     return HeadCut(whole, range(first + queries.start, first + queries.stop), range(head, head + 1), holders=len(ranks))

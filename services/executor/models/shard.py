@@ -175,6 +175,6 @@ def refuse_cut(shard: Shard, total: int, what: str, unit: int) -> NoReturn:
     """
     units = f", cut in units of {unit}" if unit > 1 else ""
     raise ConfigurationError(
-        f"the model has {total} {what}{units}: too few for tensor-parallel-size {shard.size}: set it to "
-        f"{-(-total // unit)} or less"
+        f"the model has {total} {what}{units}, too few for tensor-parallel-size {shard.size}: set it to at most "
+        f"{-(-total // unit)}"
     )
