@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -29,6 +30,16 @@ class Multiples:
 
     def __getitem__(self, rows: Tensor) -> "Multiples":
         return Multiples(self.factors[rows], self.steps[rows])
+
+    def columns(self, groups: range) -> "Multiples":
+        """Returns the numbers of successive groups. As many of these share a step as do so evenly."""
+        together = gcd(self.together, groups.start, groups.stop)
+        steps = self.steps[:, groups.start // self.together : -(-groups.stop // self.together)]
+        spread = steps.repeat_interleave(self.together // together, 1)
+        first = groups.start % self.together // together
+        return Multiples(
+            self.factors[:, groups.start : groups.stop], spread[:, first : first + len(groups) // together]
+        )
 
     @property
     def shape(self) -> torch.Size:

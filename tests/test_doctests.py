@@ -20,6 +20,8 @@ MODULES = [
     "pagewire.services.executor.devices.cuda.adapters",
     "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
+    "pagewire.services.executor.models.heads",
+    "pagewire.services.executor.models.shard",
     "pagewire.services.executor.models.stored_names",
     "pagewire.services.executor.packed_columns",
     "pagewire.services.executor.replay_buffer",

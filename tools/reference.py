@@ -11,7 +11,7 @@ from pagewire.shared.settings.config import FIELDS, STACK_WIDE, Settings
 from pagewire.shared.settings.environment import variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
-from tools import asyncapi, metrics_reference, timers_reference, vllm_names
+from tools import asyncapi, metrics_reference, parallel_reference, timers_reference, vllm_names
 from tools.vllm_names import Here
 
 ROOT = Path(__file__).parents[1]
@@ -139,6 +139,7 @@ PAGES = {
     "docs/asyncapi.yaml": asyncapi_page,
     "docs/metrics.md": metrics_reference.reference,
     "docs/timers.md": timers_reference.reference,
+    "docs/parallel.md": parallel_reference.reference,
 }
 
 

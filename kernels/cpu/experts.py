@@ -39,21 +39,28 @@ class CompiledExperts:
         chosen: int,
         *,
         normalized: bool,
+        first: int = 0,
     ) -> None:
         """No weights have a bias.
 
         Args:
             kernels: loaded library.
-            router: [experts, D].
-            experts: of each expert, its gates and values [2 I, D] and its output [D, I].
+            router: [all experts, D].
+            experts: of each expert, its gates and values [2 I, D] and its output [D, I]; of several ranks, each has
+                its own successive experts, and adds nothing for the others.
             shared: the same of an expert of all tokens, and its gate [1, D], whose sigmoid is the expert's weight.
             activation: is applied to the gates.
             chosen: number of experts per token.
             normalized: whether the weights of a token's experts are divided by their sum.
+            first: number of the first of `experts`.
         """
         self._kernels = kernels
         self._weights = (router, experts, shared)  # keeps alive what the structs point to
-        ups, downs = ([pair[i].matrix for pair in experts] for i in range(2))
+        own = range(first, first + len(experts))
+        ups, downs = (
+            [experts[i - first][part].matrix if i in own else _absent(experts[0][part]) for i in range(router.outputs)]
+            for part in range(2)
+        )
         self._ups, self._downs = (Matrix * len(ups))(*ups), (Matrix * len(downs))(*downs)
         self.pointers = Experts(
             self._ups,
@@ -72,3 +79,8 @@ class CompiledExperts:
         out = torch.empty_like(x)
         self._mix(byref(self.pointers), x.data_ptr(), out.data_ptr(), len(x), self._kernels.threads)
         return out
+
+
+def _absent(like: Packed) -> Matrix:
+    """Returns a matrix of the same sizes without weights, in place of another rank's expert."""
+    return Matrix(inputs=like.inputs, outputs=like.outputs)

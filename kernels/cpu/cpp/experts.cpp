@@ -75,9 +75,9 @@ void mix_experts(const Experts* experts, const float* x, float* out, int64_t tok
     std::fill(out, out + tokens * width, 0.0f);
     for (int64_t i = 0; i < e.count; i++) {
         const auto& choices = lists[i];
+        if (choices.empty() || !e.up[i].parts) continue;  // chosen by no token, or on another rank
         for (size_t row = 0; row < choices.size(); row++)
             std::copy_n(x + choices[row].token * width, width, gathered.get() + row * width);
-        if (choices.empty()) continue;
         feed_forward(gathered.get(), e.up[i], e.down[i], choices.size());
         scatter(choices, lowered.get(), out, width, threads);
     }

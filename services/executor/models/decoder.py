@@ -1,16 +1,19 @@
 """The transformer of Llama and of all models that `DecoderSpec` describes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pagewire.services.executor.models.cut import Cut
 from pagewire.services.executor.models.feed_forward import MLP, MixtureOfExperts
 from pagewire.services.executor.models.layers import LayerNorm, PackedLinear, RMSNorm, embedding
-from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelCut
 from pagewire.services.executor.models.rope import Rotate, rotary_embedding
+from pagewire.services.executor.models.shard import Collectives, Shard, Slices, Units, VocabularyPart
 from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm, LayerSpec, Norm, Placement, Storage
 
 _BEFORE = {"attention_in": "input_layernorm", "mlp_in": "post_attention_layernorm"}
@@ -27,11 +30,12 @@ NAMES: Mapping[Placement, dict[str, str]] = {
 class DecoderAttention(nn.Module):
     """The grouped-query attention of a layer."""
 
-    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int, collectives: Collectives | None = None) -> None:
         super().__init__()
         sizes = layer.attention
         self.layer, self.head_dim = index, sizes.head_size
         self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.cut, self.collectives = layer.heads, collectives
         self.head_norm = spec.head_norm
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = {"q_proj": q, "k_proj": kv, "v_proj": kv}
@@ -40,7 +44,7 @@ class DecoderAttention(nn.Module):
         by_head = (self.heads, self.head_dim)
         self.qkv = PackedLinear(spec.width, parts, spec.qkv_bias, spec.storage, by_head)
         storage = spec.storage if spec.storage is Storage.TRANSPOSED else Storage.PARTS
-        self.o = PackedLinear(q, {"o_proj": spec.width}, spec.output_bias, storage)
+        self.o = PackedLinear(q, {"o_proj": spec.width}, spec.output_bias and spec.shard.rank == 0, storage)
         normed = {HeadNorm.NONE: (0, 0), HeadNorm.EACH: (self.head_dim,) * 2, HeadNorm.TOGETHER: (q, kv)}
         q_size, k_size = normed[spec.head_norm]
         offset = 1.0 if spec.norm is Norm.RMS_PLUS_ONE else 0.0
@@ -48,7 +52,7 @@ class DecoderAttention(nn.Module):
         self.k_norm = RMSNorm(k_size, spec.eps, offset) if k_size else None
 
     def forward(self, x: Tensor, rotate: Rotate, attend: AttentionFn) -> Tensor:
-        """[T, D] -> [T, D]."""
+        """[T, D] -> [T, D]; of several ranks, each returns its summand."""
         heads = self.qkv(x).view(len(x), -1, self.head_dim)
         qk, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=1)
         q, k = torch.split(rotate(self.normed(qk)), [self.heads, self.kv_heads], dim=1)
@@ -61,11 +65,28 @@ class DecoderAttention(nn.Module):
             return qk
         parts = torch.split(qk, [self.heads, self.kv_heads], dim=1)
         together = self.head_norm is HeadNorm.TOGETHER
+        if together and self.cut is not None:
+            return torch.cat(self._normed_together(parts), dim=1)
         heads = [
             norm(part.flatten(1)).view(part.shape) if together else norm(part)
             for norm, part in zip((self.q_norm, self.k_norm), parts, strict=True)
         ]
         return torch.cat(heads, dim=1)
+
+    def _normed_together(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the rank's queries and keys [T, heads, d], normalised by the sums of squares of all ranks' heads."""
+        norms: list[Any] = [self.q_norm, self.k_norm]
+        assert self.cut is not None
+        assert self.collectives is not None
+        whole = self.cut.whole
+        squares = [part.float().square().sum((1, 2)) for part in parts]
+        squares[1] /= self.cut.holders  # each of them adds the same
+        sums = self.collectives.all_reduce(torch.stack(squares, dim=1))
+        normed = []
+        for i, (norm, part, heads) in enumerate(zip(norms, parts, (whole.heads, whole.kv_heads), strict=True)):
+            factor = (sums[:, i] / (heads * self.head_dim) + norm.eps).rsqrt()
+            normed.append((part.float() * factor[:, None, None] * norm.scale.view(part.shape[1:])).to(part.dtype))
+        return normed
 
     def normed_row(self, packed: Tensor) -> Tensor:
         """Returns the output of `qkv` [T, (Hq + 2 Hkv) * d] with normalised queries and keys."""
@@ -77,12 +98,13 @@ class DecoderAttention(nn.Module):
 class Layer(nn.Module):
     """One block of the transformer. The norm behind it adds its result to the residual, in the same pass."""
 
-    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int, collectives: Collectives | None = None) -> None:
         super().__init__()
         before, after = spec.placement is not Placement.AFTER, spec.placement in (Placement.AFTER, Placement.AROUND)
         self.parallel = spec.placement is Placement.PARALLEL
         self.attention_in = norm_of(spec) if before else None
-        self.self_attn = DecoderAttention(spec, layer, index)
+        self.self_attn = DecoderAttention(spec, layer, index, collectives)
+        self.collectives = collectives
         self.attention_out = norm_of(spec) if after else None
         self.mlp_in = norm_of(spec) if before else None
         self.mlp = MLP(spec, spec.inner) if layer.experts is None else MixtureOfExperts(spec, layer.experts)
@@ -92,13 +114,18 @@ class Layer(nn.Module):
         """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> both of this layer."""
         x, residual = _add(self.attention_in, x, residual)
         x = self.self_attn(x, rotate, attend)
+        if self.parallel and self.mlp_in is not None:
+            return self._of_all_ranks(x + self.mlp(self.mlp_in(residual))), residual
+        x = self._of_all_ranks(x)
         if self.attention_out is not None:
             x = self.attention_out(x)
-        if self.parallel and self.mlp_in is not None:
-            return x + self.mlp(self.mlp_in(residual)), residual
         x, residual = _add(self.mlp_in, x, residual)
-        x = self.mlp(x)
+        x = self._of_all_ranks(self.mlp(x))
         return (x if self.mlp_out is None else self.mlp_out(x)), residual
+
+    def _of_all_ranks(self, x: Tensor) -> Tensor:
+        """Returns the sum of the ranks' summands [T, D]."""
+        return x if self.collectives is None else self.collectives.all_reduce(x)
 
 
 def norm_of(spec: DecoderSpec) -> nn.Module:
@@ -120,12 +147,18 @@ def _add(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 class Decoder(nn.Module):
     """The stack of blocks between embedding and output."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        vocabulary: VocabularyPart | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
         super().__init__()
-        self.scale = spec.embedding_scale
-        self.embed_tokens = embedding(spec.vocab_size, spec.width)
+        self.scale, self.vocabulary = spec.embedding_scale, vocabulary
+        self.embed_tokens = embedding(spec.vocab_size if vocabulary is None else len(vocabulary.rows), spec.width)
         self.embed_positions = embedding(spec.learned_positions, spec.width) if spec.learned_positions else None
-        self.layers = nn.ModuleList(Layer(spec, layer, index) for index, layer in enumerate(spec.layers))
+        layers = enumerate(spec.layers)
+        self.layers = nn.ModuleList(Layer(spec, layer, index, collectives) for index, layer in layers)
         self.norm = norm_of(spec)
         ropes = [layer.rope for layer in spec.layers]
         kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
@@ -136,7 +169,10 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """[T], [T] -> [T, D]."""
-        residual: Tensor = self.embed_tokens(token_ids)
+        if self.vocabulary is None:
+            residual: Tensor = self.embed_tokens(token_ids)
+        else:
+            residual = self.vocabulary.look_up(self.embed_tokens, token_ids)
         if self.scale != 1.0:
             residual = residual * self.scale
         if self.embed_positions is not None:
@@ -154,20 +190,43 @@ def _still(x: Tensor) -> Tensor:
     return x
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderPart(ModelCut):
+    """A rank's part of a `DecoderLM`."""
+
+    cut: Cut
+
+    @override
+    def held(self, parameter: str) -> Slices:
+        return self.cut.held(parameter)
+
+    @override
+    def build(self, collectives: Collectives) -> "DecoderLM":
+        return DecoderLM(self.cut.spec(), collectives)
+
+
 class DecoderLM(CausalLM):
     """A model of any family that a `DecoderSpec` describes."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
-        super().__init__(spec.model, spec.width, spec.tied)
+    def __init__(self, spec: DecoderSpec, collectives: Collectives | None = None) -> None:
+        """With `collectives`, `spec` is a rank's part of the model; see `Cut`."""
+        vocabulary = None
+        if collectives is not None:
+            vocabulary = VocabularyPart.of(spec.vocab_size, spec.shard, spec.vocabulary_unit, collectives)
+        super().__init__(spec.model, spec.width, spec.tied, vocabulary)
         self.described = spec
         self.logit_cap = spec.logit_cap
         self._names = NAMES[spec.placement] | spec.names
-        self.model = Decoder(spec)
+        self.model = Decoder(spec, vocabulary, collectives)
 
     @property
     def embedding(self) -> Tensor:
         """[V, D]."""
         return self.model.embed_tokens.weight
+
+    @override
+    def cut(self, shard: Shard, units: Units) -> DecoderPart:
+        return DecoderPart(Cut(self.described, shard, units))
 
     @override
     def stored_name(self, name: str) -> str:

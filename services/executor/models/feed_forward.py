@@ -23,7 +23,8 @@ class MLP(nn.Module):
         storage = spec.storage if spec.storage is Storage.TRANSPOSED else Storage.PARTS
         self.up = PackedLinear(spec.width, parts, spec.mlp_bias, storage)
         self.activation = Activate(spec.activation, gated=spec.gated)
-        self.down = PackedLinear(inner, {"down_proj": spec.width}, spec.mlp_bias, storage)
+        biased = spec.mlp_bias and spec.shard.rank == 0
+        self.down = PackedLinear(inner, {"down_proj": spec.width}, biased, storage)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]."""
@@ -36,28 +37,32 @@ class Experts(nn.Module):
 
     def __init__(self, spec: DecoderSpec, experts: ExpertsSpec) -> None:
         super().__init__()
-        self.spec = experts
-        self.gate_up = nn.Parameter(torch.empty(experts.count, 2 * experts.inner, spec.width))
-        self.down = nn.Parameter(torch.empty(experts.count, spec.width, experts.inner))
+        self.spec, self.own = experts, experts.own or range(experts.count)
+        self.gate_up = nn.Parameter(torch.empty(len(self.own), 2 * experts.inner, spec.width))
+        self.down = nn.Parameter(torch.empty(len(self.own), spec.width, experts.inner))
         self.activation = Activate(spec.activation, gated=True)
 
     def stored(self) -> Iterator[Stored]:
         """Yields the tensors of the checkpoint that the weights consist of: three matrices per expert."""
         inner, width = self.spec.inner, self.down.shape[1]
-        for i in range(self.spec.count):
+        for i, expert in enumerate(self.own):
             for name, rows in (("gate_proj", slice(0, inner)), ("up_proj", slice(inner, None))):
-                yield Stored(f"{i}.{name}.weight", "gate_up", (inner, width), itemgetter((i, rows)))
-            yield Stored(f"{i}.down_proj.weight", "down", (width, inner), itemgetter(i))
+                yield Stored(f"{expert}.{name}.weight", "gate_up", (inner, width), itemgetter((i, rows)))
+            yield Stored(f"{expert}.down_proj.weight", "down", (width, inner), itemgetter(i))
 
     def forward(self, x: Tensor, router_logits: Tensor) -> Tensor:
-        """[T, width], [T, count] -> [T, width]. The outputs of a token's experts are summed in the experts' order."""
+        """[T, width], [T, count] -> [T, width]. The outputs of a token's experts are summed in the experts' order.
+
+        Of several ranks, each returns its summand.
+        """
         weights, chosen = router_logits.float().softmax(-1).topk(self.spec.chosen)
         if self.spec.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
-        for expert in sorted(set(chosen.flatten().tolist())):
+        for expert in sorted(set(chosen.flatten().tolist()).intersection(self.own)):
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            y = F.linear(self.activation(F.linear(x[tokens], self.gate_up[expert])), self.down[expert])
+            i = self.own.index(expert)
+            y = F.linear(self.activation(F.linear(x[tokens], self.gate_up[i])), self.down[i])
             out[tokens] += y * weights[tokens, place, None].to(x.dtype)
         return out
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.layer_groups import LayerGroups, group_layers
+from pagewire.services.executor.models.shard import Collectives, Shard, Slices, Units, VocabularyPart
+from pagewire.shared.errors import ConfigurationError
 
 
 class AttentionFn(Protocol):
@@ -55,21 +57,40 @@ class ModelSpec:
         )
 
 
+class ModelCut(Protocol):
+    """A rank's part of a model."""
+
+    def held(self, parameter: str) -> Slices:
+        """Returns the indices of a parameter of the whole model that the rank has."""
+
+    def build(self, collectives: Collectives) -> "CausalLM":
+        """Returns the rank's model, on torch's current device.
+
+        Raises:
+            ConfigurationError: the model has too few heads or features for the ranks.
+        """
+
+
 class CausalLM(nn.Module, ABC):
     """A decoder-only model. `stored_name` and `Stored` say where its parameters are in a checkpoint."""
 
     logit_cap = 0.0
     """Logits become cap * tanh(logit / cap); 0: no cap."""
 
-    def __init__(self, spec: ModelSpec, width: int, tied: bool) -> None:
+    def __init__(self, spec: ModelSpec, width: int, tied: bool, vocabulary: VocabularyPart | None = None) -> None:
+        """`vocabulary` is the rank's part of several ranks'."""
         super().__init__()
         self.spec = spec
-        self.lm_head: Any = None if tied else nn.Linear(width, spec.vocab_size, bias=False)
+        self.vocabulary = vocabulary
+        self.lm_head: Any = None if tied else nn.Linear(width, _rows(spec, vocabulary), bias=False)
 
     @property
     @abstractmethod
     def embedding(self) -> Tensor:
-        """[V, D] embedding of the input ids, also used for the output if there is no `lm_head`."""
+        """[V, D] embedding of the input ids, also used for the output if there is no `lm_head`.
+
+        Of several ranks, each has its rows of it.
+        """
 
     @property
     def progress(self) -> float:
@@ -84,6 +105,8 @@ class CausalLM(nn.Module, ABC):
         """Hidden states [R, D] of the rows that sample -> float32 logits [R, V], in `out` if it is given."""
         head = self.embedding if self.lm_head is None else self.lm_head.weight
         product = F.linear(hidden, head)
+        if self.vocabulary is not None:
+            product = self.vocabulary.gather(product)
         return self.capped(product.float() if out is None else out.copy_(product))
 
     def capped(self, logits: Tensor) -> Tensor:
@@ -94,6 +117,21 @@ class CausalLM(nn.Module, ABC):
         """Returns a checkpoint's name of a tensor whose module is here called `name`."""
         return name
 
+    def cut(self, shard: Shard, units: Units) -> ModelCut:
+        """Returns how this model, which has no weights yet, is cut for a rank, in these units.
+
+        Raises:
+            ConfigurationError: the family cannot be cut.
+        """
+        del units
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot be cut for {shard.size} ranks: set tensor-parallel-size to 1"
+        )
+
     def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
         """Hidden states [R, D] -> ids [R] of the largest logits; None if that is not faster than the logits."""
         return None
+
+
+def _rows(spec: ModelSpec, vocabulary: VocabularyPart | None) -> int:
+    return spec.vocab_size if vocabulary is None else len(vocabulary.rows)

@@ -22,7 +22,9 @@ from pagewire.services.executor.models.families.qwen3 import Qwen3Config
 from pagewire.services.executor.models.families.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 from pagewire.services.executor.models.families.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.part import load_part, random_part
 from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
+from pagewire.services.executor.models.shard import ALONE, Collectives, Shard
 from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.services.executor.models.weights import Packing, load_weights, places_of, random_weights
 from pagewire.shared.errors import ConfigurationError
@@ -99,14 +101,18 @@ def load_model(
     dtype: DtypeSetting,
     packing: Packing | None = None,
     random: int | None = None,
+    shard: Shard = ALONE,
+    collectives: Collectives | None = None,
 ) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
     With `packing`, which only a model of `FAMILIES` supports, quantized matrices stay so in the layouts of a device.
     With `random`, a seed, the model gets random weights, which are not packed, and those of the folder are not read.
+    With `collectives`, it is the part of `shard`, one of several ranks, and reads its own part of the files alone.
 
     Raises:
-        ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
+        ConfigurationError: the architecture is not supported, or the weights do not match the configuration, or they
+            cannot be cut for the ranks.
     """
     common, quantization = _common(config), read_quantization(folder, config)
     if quantization is not None:
@@ -115,14 +121,18 @@ def load_model(
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random)
+        return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random, shard, collectives)
     model = build_model(config)
-    if random is None:
-        with open_tensors(folder, quantization, dict(places_of(model)).keys()) as source:
-            load_weights(model, source, weights_dtype(dtype, common), packing)
-    else:
-        model.load_state_dict(random_weights(model, weights_dtype(dtype, common), random), assign=True)
-        model.requires_grad_(requires_grad=False)
+    stored = weights_dtype(dtype, common)
+    if random is not None:
+        if collectives is not None:
+            return random_part(model, stored, random, shard, collectives)
+        model.load_state_dict(random_weights(model, stored, random), assign=True)
+        return model.requires_grad_(requires_grad=False).eval()
+    with open_tensors(folder, quantization, dict(places_of(model)).keys()) as source:
+        if collectives is not None:
+            return load_part(model, source, stored, packing, shard, collectives)
+        load_weights(model, source, stored, packing)
     return model.eval()
 
 

@@ -5,8 +5,10 @@ from enum import Enum
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.heads import HeadCut
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.rope import Rope
+from pagewire.services.executor.models.shard import ALONE, Shard
 
 
 class Norm(Enum):
@@ -70,6 +72,8 @@ class ExpertsSpec:
     """Whether the weights of a token's experts sum to 1."""
     shared: int = 0
     """Inner features of the expert that every token has; 0: there is none."""
+    own: range | None = None
+    """The experts of this rank; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class LayerSpec:
     """The rotation of queries and keys by their positions; None: they are not rotated."""
     experts: ExpertsSpec | None = None
     """The mixture of experts; None: a feed-forward layer with `DecoderSpec.inner` features."""
+    heads: HeadCut | None = None
+    """What `attention` is a part of; None: it is the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,10 @@ class DecoderSpec:
     storage: Storage = Storage.PARTS
     names: dict[str, str] = field(default_factory=dict)
     """The checkpoint's names for modules of `decoder.py`, where they differ."""
+    shard: Shard = ALONE
+    """The rank whose part this is; `width` and `vocab_size` are those of the whole."""
+    vocabulary_unit: int = 1
+    """Rows of the vocabulary between which it may be cut."""
 
     def __post_init__(self) -> None:
         if any(layer.experts is not None and layer.experts.chosen > layer.experts.count for layer in self.layers):

@@ -13,10 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from pagewire.services.executor.models.gguf.tensors import open_gguf
+from pagewire.services.executor.models.quantized.cut_files import CutFiles
 from pagewire.services.executor.models.quantized.formats import find_format
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
+from pagewire.services.executor.models.shard import Slices, Units, largest_units
 from pagewire.services.executor.models.stored_names import decoder_names, with_prefix
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf import reader
@@ -84,6 +86,19 @@ class TensorSource(Protocol):
             ConfigurationError: a file cannot be read.
         """
 
+    def units(self, slices: Mapping[str, Slices]) -> Units:
+        """Returns the units in which tensors may be cut along the dimensions that are keys of their `slices`."""
+
+    def cut(self, slices: Mapping[str, Slices]) -> "TensorSource":
+        """Returns the source of parts of the tensors that `slices` names, of each the indices that it has.
+
+        Raises:
+            ConfigurationError: a slice cuts numbers that are stored together.
+        """
+
+    def uncut(self, name: str) -> tuple["TensorSource", Slices]:
+        """Returns the source of all of a tensor, and the indices of it that this source has."""
+
 
 @contextmanager
 def open_tensors(
@@ -113,14 +128,23 @@ def open_folder(
     """Opens a model folder as a context manager, which closes the files; see `open_tensors`."""
     with ExitStack() as stack:
         files = SafetensorsFiles(folder, stack, names)
-        yield FolderTensors(files, {} if quantization is None else find_format(quantization)(quantization, files))
+        yield FolderTensors(files, quantization)
 
 
 class FolderTensors(TensorSource):
     """The tensors of a folder, whose weights may be quantized."""
 
-    def __init__(self, files: StoredTensors, weights: Mapping[str, QuantizedWeight]) -> None:
-        self._files, self._weights = files, weights
+    def __init__(self, files: StoredTensors, quantization: dict[str, Any] | None) -> None:
+        """`quantization` is the `quantization_config` of config.json.
+
+        Raises:
+            ConfigurationError: the quantized weights cannot be used.
+        """
+        weights: Mapping[str, QuantizedWeight] = {}
+        if quantization is not None:
+            weights = find_format(quantization)(quantization, files)
+        self._files, self._quantization, self._weights = files, quantization, weights
+        self._whole, self._slices = self, dict[str, Slices]()
         stored = set(files.names())
         if weights:
             stored -= frozenset().union(*(weight.parts for weight in weights.values()))
@@ -152,7 +176,7 @@ class FolderTensors(TensorSource):
         if quantized := sum(name in self._weights for name in targets):
             _log.info("weights_dequantized", matrices=quantized)
         for name, out in shown(targets.items(), "loading weights"):
-            out.copy_(self.tensor(name).view(out.shape))
+            out.copy_(self.tensor(name).reshape(out.shape))
 
     @override
     def integers(self, name: str) -> IntegerWeights | None:
@@ -163,6 +187,24 @@ class FolderTensors(TensorSource):
     def eight_bits(self, name: str) -> Scaled | None:
         weight = self._weights.get(name)
         return None if weight is None or weight.eight_bits is None else weight.eight_bits()
+
+    @override
+    def units(self, slices: Mapping[str, Slices]) -> Units:
+        return largest_units(
+            Units(*(unit if dim in slices[name] else 1 for dim, unit in enumerate(weight.units)))
+            for name, weight in self._weights.items()
+            if name in slices
+        )
+
+    @override
+    def cut(self, slices: Mapping[str, Slices]) -> "FolderTensors":
+        part = FolderTensors(CutFiles(self._files, self._weights, slices), self._quantization)
+        part._whole, part._slices = self, dict(slices)
+        return part
+
+    @override
+    def uncut(self, name: str) -> tuple["FolderTensors", Slices]:
+        return self._whole, self._slices.get(name, {})
 
 
 class SafetensorsFiles(StoredTensors):

@@ -1,6 +1,7 @@
 """Loads the tensors of a checkpoint into a model, by name."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from pagewire.services.executor.models.feed_forward import Experts
 from pagewire.services.executor.models.layers import PackedLinear, Stored
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.shard import Ranges, Slices, Units, take, true_runs
 from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.shared.errors import ConfigurationError
 
@@ -33,6 +35,10 @@ class Place(NamedTuple):
 class Packing(Protocol):
     """Keeps the weights of matrix products as a device's kernels read them."""
 
+    @property
+    def units(self) -> Units:
+        """The units in which weights may be cut for several ranks before they are packed."""
+
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """Replaces modules of `model`, which was built on the meta device, by others that have their weights.
 
@@ -56,12 +62,7 @@ def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, pack
     Raises:
         ConfigurationError: a tensor is missing, unexpected, or of another shape, or a file cannot be read.
     """
-    places, stored = dict(places_of(model)), set(source.names())
-    tied = model.lm_head is None and HEAD in stored
-    unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
-    _refuse("misses", places.keys() - stored)
-    _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
-    _check(source, places)
+    places, tied = check_tensors(model, source)
     if tied:
         _check_head(source, places, model, dtype)
     if packing is not None:
@@ -72,6 +73,22 @@ def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, pack
     )
     model.load_state_dict(state, assign=True)
     model.requires_grad_(requires_grad=False)
+
+
+def check_tensors(model: CausalLM, source: TensorSource) -> tuple[dict[str, Place], bool]:
+    """Returns the places of a checkpoint's tensors in a model, and whether an output matrix is stored beside the
+    embedding that the model has for it.
+
+    Raises:
+        ConfigurationError: a tensor is missing, unexpected, or of another shape.
+    """
+    places, stored = dict(places_of(model)), set(source.names())
+    tied = model.lm_head is None and HEAD in stored
+    unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
+    _refuse("misses", places.keys() - stored)
+    _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
+    _check(source, places)
+    return places, tied
 
 
 def _is_idle(source: TensorSource, name: str) -> bool:
@@ -99,8 +116,15 @@ def read_part(source: TensorSource, name: str, stored: Stored, whole: torch.Size
     return rows
 
 
-def random_weights(model: nn.Module, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+def random_weights(
+    model: nn.Module,
+    dtype: torch.dtype,
+    seed: int,
+    held: Callable[[str], Slices] = lambda _name: {},
+) -> dict[str, torch.Tensor]:
     """Returns random parameters: matrices are normally distributed, vectors near 1, so that texts vary.
+
+    Of each parameter only the indices are kept that `held` returns for its name.
 
     PyTorch draws on one core: 8 billion numbers would take two minutes. So all matrices repeat `DRAWN` numbers.
     """
@@ -114,7 +138,8 @@ def random_weights(model: nn.Module, dtype: torch.dtype, seed: int) -> dict[str,
         else:
             scaled = (drawn * parameter.shape[-1] ** -0.5).to(dtype)
             place = _repeat(scaled, place, weight.view(-1))
-        state[name] = weight
+        part = take(weight, held(name))
+        state[name] = part if len(part) == len(weight) and part.is_contiguous() else part.clone()
     return state
 
 
@@ -138,6 +163,45 @@ def places_of(model: CausalLM) -> Iterator[tuple[str, Place]]:
                 above, parts = path, _whole(module)
         for stored in parts:
             yield model.stored_name(f"{above}.{stored.name}"), Place(f"{path}.{stored.parameter}", stored)
+
+
+def stored_slices(whole: CausalLM, held: Callable[[str], Slices]) -> dict[str, Slices]:
+    """Returns the indices of each of the checkpoint's tensors that a rank needs.
+
+    Args:
+        whole: the model of all ranks.
+        held: returns the indices of a parameter that the rank has.
+    """
+    parameters = dict(whole.named_parameters())
+    return {
+        name: dict(
+            pair
+            for dim, ranges in held(path).items()
+            if (pair := _stored_dim(stored, parameters[path].shape, dim, ranges)) is not None
+        )
+        for name, (path, stored) in places_of(whole)
+    }
+
+
+def _stored_dim(stored: Stored, shape: torch.Size, dim: int, ranges: Ranges) -> tuple[int, Ranges] | None:
+    """Returns a dimension of a stored tensor, and its indices that fill `ranges` of a parameter's dimension `dim`.
+
+    None: the tensor has one index of the dimension, as an expert's matrix has.
+    """
+    numbers = torch.arange(shape[dim])
+    filled = stored.part(numbers.view([-1 if at == dim else 1 for at in range(len(shape))]).expand(shape))
+    strides = [bool(stride) for stride in filled.stride()]
+    if True not in strides:
+        return None
+    first, last = strides.index(True), len(strides) - strides[::-1].index(True)
+    places = filled[(0,) * first + (...,) + (0,) * (len(strides) - last)].flatten()
+    kept = torch.zeros(shape[dim], dtype=torch.bool)
+    for part in ranges:
+        kept[part.start : part.stop] = True
+    before, outer = math.prod(filled.shape[:first]), 0
+    while math.prod(stored.shape[:outer]) < before:
+        outer += 1
+    return outer, true_runs(kept[places])
 
 
 def _whole(module: nn.Module) -> Iterator[Stored]:

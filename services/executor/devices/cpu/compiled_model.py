@@ -54,6 +54,7 @@ class CompiledLM(CausalLM):
 
     def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int) -> None:
         super().__init__(model.spec, width=1, tied=True)
+        self.vocabulary = model.vocabulary
         _compile_parts(model, kernels, max_model_len)
         self.model = model
         products = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
@@ -62,7 +63,8 @@ class CompiledLM(CausalLM):
         self._updates = Updates(UpdateKernel(kernels))
         for path, number in self.numbers.items():
             products[path].number, products[path].updates = number, self._updates
-        self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
+        fused = isinstance(model, DecoderLM) and model.vocabulary is None
+        self.decoder = _fused(model, kernels) if fused else None
         """All layers as one call; None unless all of them are kernels of this project."""
         self._layers_done = 0
         """Layers whose attention was computed, over all steps; those of `decoder` are not counted."""
@@ -101,6 +103,9 @@ class CompiledLM(CausalLM):
         """Returns float32 logits. Without `out` the next call overwrites the result: freeing and allocating so much
         memory can take longer than the product.
         """
+        if self.vocabulary is not None:
+            logits = self.vocabulary.gather(self.head(hidden))
+            return self.model.capped(logits if out is None else out.copy_(logits))
         if out is None:
             if len(hidden) > len(self._logits):
                 self._logits = torch.empty(len(hidden), self.head.weights.outputs)
@@ -108,8 +113,8 @@ class CompiledLM(CausalLM):
         return self.model.capped(self.head.forward(hidden, out))
 
     @override
-    def argmax(self, hidden: Tensor) -> Int64:
-        return self._argmax(hidden)
+    def argmax(self, hidden: Tensor) -> Int64 | None:
+        return self._argmax(hidden) if self.vocabulary is None else None
 
 
 class Embedding(nn.Module):
@@ -134,6 +139,11 @@ class Norm(nn.Module):
         super().__init__()
         self.pair, self.eps = (weight.detach(), None if bias is None else bias.detach()), eps
         self._kernels = kernels
+
+    @property
+    def scale(self) -> Tensor:
+        """Float32 factors of the features [width]."""
+        return self.pair[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] or [T, H, D] -> the same shape."""
@@ -182,7 +192,7 @@ class PackedExperts(nn.Module):
     def __init__(self, plain: Experts, pairs: Sequence[tuple[Packed, Packed]]) -> None:
         """`pairs`: of each expert the product of gates and values, and the product of its output."""
         super().__init__()
-        self.spec, self.activation, self.pairs = plain.spec, plain.activation, pairs
+        self.spec, self.own, self.activation, self.pairs = plain.spec, plain.own, plain.activation, pairs
 
 
 class Mixture(nn.Module):
@@ -210,6 +220,7 @@ class Mixture(nn.Module):
             experts.activation.kind,
             experts.spec.chosen,
             normalized=experts.spec.normalized,
+            first=experts.own.start,
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from pagewire.services.executor.devices.cpu.compiled_model import Embedding, Lin
 from pagewire.services.executor.models.feed_forward import Experts, MixtureOfExperts
 from pagewire.services.executor.models.layers import PackedLinear, Stored
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.layouts import GROUP, IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
+from pagewire.services.executor.models.shard import Units
 from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.services.executor.models.weights import Parts, read_part
 
@@ -32,6 +33,11 @@ class CpuPacking(msgspec.Struct, frozen=True):
     kernels: CpuKernels
     bits: int | None
     """Bits to which plain weights are rounded, 8 or 4; None: they stay plain."""
+
+    @property
+    def units(self) -> Units:
+        """The units in which weights may be cut for several ranks: groups that are rounded here stay whole."""
+        return Units() if self.bits is None else Units(inputs=GROUP)
 
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """Replaces each module whose weights are integers, or become integers."""
@@ -64,7 +70,7 @@ class CpuPacking(msgspec.Struct, frozen=True):
     ) -> PackedExperts | None:
         """Returns the experts of a layer; None if any of their matrices is not of integers."""
         pairs = []
-        for i in range(module.spec.count):
+        for i in range(len(module.own)):
             up, down = (
                 packer.pack(dict(part), {}, torch.Size(), self.bits)
                 for part in (
@@ -117,7 +123,14 @@ class _Packer:
         stored = self._source.integers(name) if part.in_rows else None
         if stored is not None or bits is None:
             return stored
-        return round_weights(self._read(name, part, whole), bits)
+        source, slices = self._source.uncut(name)
+        inputs = slices.get(1 if part.in_rows else 0)
+        if inputs is None:
+            return round_weights(self._read(name, part, whole), bits)
+        # Groups of a row share steps: rounded as a whole, a rank's inputs have the weights that one rank gives them.
+        stored = part._replace(shape=source.shape(name))
+        rows = torch.Size((part.shape[0], stored.shape[1]) if part.in_rows else stored.shape[::-1])
+        return round_weights(read_part(source, name, stored, rows, self._dtype), bits).columns(inputs[0])
 
     def _read(self, name: str, part: Stored, whole: torch.Size) -> Tensor:
         return read_part(self._source, name, part, whole, self._dtype)

@@ -18,6 +18,7 @@ from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
+from pagewire.services.executor.models.shard import Units
 from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.services.executor.models.weights import Packing, Parts
 
@@ -86,6 +87,12 @@ class CudaPacking(Packing):
 
     fp8: bool
     """Whether the GPU has instructions for fp8."""
+
+    @property
+    @override
+    def units(self) -> Units:
+        """Any: weights are packed as they are stored."""
+        return Units()
 
     @override
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from torch import Tensor
 
 from pagewire.services.executor.models.gguf.changes import CHANGES, CONSTANTS, JOINED, NAMES, QKV
+from pagewire.services.executor.models.shard import Ranges, Slices, cut_shape, true_runs
 from pagewire.shared.models.gguf.architectures import ARCHITECTURES
 from pagewire.shared.models.gguf.reader import GgufModel, StoredTensor
 from pagewire.shared.models.gguf.rope import LONG, ROPE_FACTORS, SHORT
@@ -31,11 +32,30 @@ class Rows(NamedTuple):
     """Shape of the rows as a tensor."""
     order: Tensor | None = None
     """Row of the tensor for each stored row [number]; None: the order is the same."""
+    runs: Ranges | None = None
+    """The rows that are read, counted from `first`; None: all. `number` and `order` are those of these rows alone."""
+    columns: range | None = None
+    """The numbers of each row that are read; None: all."""
 
     @classmethod
     def of(cls, stored: StoredTensor) -> "Rows":
         """Returns all rows."""
         return cls(stored, 0, stored.rows, stored.shape)
+
+    def cut(self, slices: Slices) -> "Rows":
+        """Returns the rows and columns of a matrix, or the numbers of a vector, that have these indices."""
+        shape, cut = cut_shape(self.shape, slices), self
+        if len(shape) > 1 and 0 in slices:
+            kept = torch.zeros(self.number, dtype=torch.bool)
+            for part in slices[0]:
+                kept[part.start : part.stop] = True
+            stored = kept if self.order is None else kept[self.order]
+            order = None if self.order is None else (kept.cumsum(0) - 1)[self.order[stored]]
+            cut = cut._replace(runs=true_runs(stored), number=shape[0], order=order)
+        if len(shape) > 1 and 1 in slices:
+            (columns,) = slices[1]
+            cut = cut._replace(columns=columns)
+        return cut._replace(shape=shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from pagewire.services.executor.models.gguf.names import Recipe, Rows, find_reci
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
+from pagewire.services.executor.models.shard import Slices, Units, cut_shape, largest_units, take
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf.config import ignored_keys, read_config
-from pagewire.shared.models.gguf.reader import GgufModel, TensorType
+from pagewire.shared.models.gguf.reader import GgufModel, StoredTensor, TensorType
 from pagewire.shared.progress import shown
 
 CHUNK = 1 << 17
@@ -64,8 +65,13 @@ def open_gguf(path: Path, names: Collection[str]) -> Iterator["GgufTensors"]:
 class GgufTensors:
     """The tensors of a GGUF model, as a `TensorSource`. Those that the model has no use for keep their names."""
 
-    def __init__(self, recipes: Mapping[str, Recipe], files: Mapping[Path, int]) -> None:
-        self._recipes, self._files = recipes, files
+    def __init__(
+        self, recipes: Mapping[str, Recipe], files: Mapping[Path, int], slices: Mapping[str, Slices] | None = None
+    ) -> None:
+        """`slices` are the indices of tensors that `recipes` has whole; the others are cut already."""
+        self._recipes, self._files, self._slices = recipes, files, slices or {}
+        self._whole: GgufTensors = self
+        self._cut: Mapping[str, Slices] = {}
 
     def names(self) -> Collection[str]:
         """Returns the names of all tensors, as Hugging Face has them."""
@@ -78,7 +84,7 @@ class GgufTensors:
             ConfigurationError: stored tensors do not fit together.
         """
         try:
-            return self._recipes[name].shape
+            return cut_shape(self._recipes[name].shape, self._slices.get(name, {}))
         except RuntimeError as error:
             raise _contradiction(name, error) from error
 
@@ -102,7 +108,8 @@ class GgufTensors:
         recipe = self._recipes[name]
         parts = [self._whole(rows) for rows in recipe.parts]
         try:
-            return parts[0] if recipe.build is None else recipe.build(tuple(parts))
+            whole = parts[0] if recipe.build is None else recipe.build(tuple(parts))
+            return take(whole, self._slices.get(name, {}))
         except RuntimeError as error:
             raise _contradiction(name, error) from error
 
@@ -119,10 +126,44 @@ class GgufTensors:
         """Returns None: no type of this format says how activations are stored."""
         return None
 
+    def units(self, slices: Mapping[str, Slices]) -> Units:
+        """Returns the units in which tensors may be cut along the dimensions that are keys of their `slices`."""
+        cut = [self._recipes[name] for name, dims in slices.items() if 1 in dims and name in self._recipes]
+        return largest_units(Units(1, one.parts[0].stored.type.block) for one in cut if one.build is None)
+
+    def cut(self, slices: Mapping[str, Slices]) -> "GgufTensors":
+        """Returns the source of parts of the tensors that `slices` names.
+
+        Raises:
+            ConfigurationError: a slice cuts numbers that are stored together.
+        """
+        recipes, later = {}, {}
+        for name, dims in slices.items():
+            recipe = self._recipes[name]
+            if recipe.build is not None or len(recipe.shape) != 2:
+                recipes[name], later[name] = recipe, dims
+                continue
+            rows = recipe.parts[0].cut(dims)
+            block = rows.stored.type.block
+            if rows.columns is not None and (rows.columns.start % block or rows.columns.stop % block):
+                raise ConfigurationError(
+                    f"tensor {name} has {block} numbers together, between which it cannot be cut: set another "
+                    "tensor-parallel-size"
+                )
+            recipes[name] = Recipe((rows,))
+        part = GgufTensors(recipes, self._files, later)
+        part._whole, part._cut = self, slices
+        return part
+
+    def uncut(self, name: str) -> tuple["GgufTensors", Slices]:
+        """Returns the source of all of a tensor, and the indices of it that this source has."""
+        return self._whole, self._cut.get(name, {})
+
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
         """Yields functions that each fill a part of `out`."""
         recipe = self._recipes[name]
-        if recipe.build is not None or (len(recipe.shape) == 1 and recipe.parts[0].order is not None):
+        ordered = len(recipe.shape) == 1 and recipe.parts[0].order is not None
+        if recipe.build is not None or ordered or self._slices.get(name):
             yield lambda: _copy(out, self.tensor(name))
             return
         rows = recipe.parts[0]
@@ -156,8 +197,31 @@ class GgufTensors:
             ConfigurationError: the file cannot be read.
         """
         tensor = rows.stored
-        blocks = np.empty((count, tensor.row_bytes), np.uint8)
-        unread, offset = blocks.reshape(-1).data, tensor.offset + (rows.first + first) * tensor.row_bytes
+        if rows.columns is None:
+            blocks = np.empty((count, tensor.row_bytes), np.uint8)
+            self._fill(blocks, rows, first)
+            return blocks
+        block, size = tensor.type.block, tensor.type.size
+        begin, end = rows.columns.start // block * size, rows.columns.stop // block * size
+        blocks, step = np.empty((count, end - begin), np.uint8), max(1, CHUNK // tensor.row_bytes)
+        for at in range(0, count, step):
+            whole = np.empty((min(step, count - at), tensor.row_bytes), np.uint8)
+            self._fill(whole, rows, first + at)
+            blocks[at : at + len(whole)] = whole[:, begin:end]
+        return blocks
+
+    def _fill(self, blocks: Blocks, rows: Rows, first: int) -> None:
+        """Reads as many of `rows` as `blocks` has, whole ones."""
+        done = 0
+        for run in rows.runs or (range(rows.number),):
+            skipped = min(len(run), first)
+            first -= skipped
+            count = min(len(run) - skipped, len(blocks) - done)
+            self._read(blocks[done : done + count], rows.stored, rows.first + run.start + skipped)
+            done += count
+
+    def _read(self, blocks: Blocks, tensor: StoredTensor, first: int) -> None:
+        unread, offset = blocks.reshape(-1).data, tensor.offset + first * tensor.row_bytes
         try:
             while unread:
                 if not (count_read := os.preadv(self._files[tensor.file], [unread], offset)):
@@ -165,7 +229,6 @@ class GgufTensors:
                 unread, offset = unread[count_read:], offset + count_read
         except OSError as error:
             raise ConfigurationError(f"cannot read {tensor.file}: {error.strerror}") from error
-        return blocks
 
 
 def _contradiction(name: str, error: RuntimeError) -> ConfigurationError:

@@ -12,9 +12,13 @@ from torch import Tensor
 from pagewire.services.executor.models.quantized.numbers import Scaled, unpack
 from pagewire.services.executor.models.quantized.weight import (
     FLOATS,
+    INPUTS,
     MATRIX,
+    OUTPUTS,
+    Axis,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     modules_with,
     parse_settings,
     require,
@@ -72,7 +76,9 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
         codes, offsets = (_unpack(files.tensor(name)).T for name in (packed, zeros))
         return Scaled(codes.contiguous(), files.tensor(scales).T, offsets, (1, group))
 
-    return QuantizedWeight.of_codes((outputs, inputs), (packed, zeros, scales), read, BITS, group)
+    by_group, by_word = blocks(1, group, inputs), Axis(0, PER_WORD)
+    parts = {packed: (INPUTS, by_word), zeros: (by_group, by_word), scales: (by_group, OUTPUTS)}
+    return QuantizedWeight.of_codes((outputs, inputs), parts, read, BITS, group)
 
 
 def _unpack(words: Tensor) -> Tensor:

@@ -17,9 +17,15 @@ from pagewire.services.executor.models.quantized.fp8 import FP8
 from pagewire.services.executor.models.quantized.numbers import Scaled, unpack
 from pagewire.services.executor.models.quantized.weight import (
     FLOATS,
+    INPUTS,
     MATRIX,
+    OUTPUTS,
+    Axis,
+    Content,
+    Layout,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     check_pattern,
     modules_with,
     parse_settings,
@@ -168,7 +174,8 @@ def _floats(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeigh
         return Scaled(files.tensor(name), files.tensor(scale).view(grid), block=block)
 
     rounded = read if scheme.rounds_activations else None
-    return QuantizedWeight(shape, frozenset((name, scale)), lambda: read().dequantize(), eight_bits=rounded)
+    parts: dict[str, Layout] = {name: (OUTPUTS, INPUTS), scale: _along(files, scale, block, shape)}
+    return QuantizedWeight(shape, parts, lambda: read().dequantize(), eight_bits=rounded)
 
 
 def _bytes(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight:
@@ -191,7 +198,9 @@ def _bytes(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight
     def signed() -> Scaled:
         return Scaled(files.tensor(name), files.tensor(scale).view(grid), block=block)
 
-    weight = QuantizedWeight.of_codes(shape, names, read, 8, block[1])
+    parts: dict[str, Layout] = {name: (OUTPUTS, INPUTS)}
+    parts |= {grid_name: _along(files, grid_name, block, shape) for grid_name in names[1:]}
+    weight = QuantizedWeight.of_codes(shape, parts, read, 8, block[1])
     return replace(weight, eight_bits=signed) if scheme.rounds_activations and numbers.symmetric else weight
 
 
@@ -210,19 +219,27 @@ def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeigh
     shape = tuple(files.tensor(size).tolist())
     require(files, packed, ("I32",), (shape[0], -(-shape[1] * bits // 32)))
     block, grid = _grid(scheme.numbers, shape)
+    reordered = group_of in files.names()
+    if reordered and scale in files.names():  # inputs may be some of those that have the groups
+        grid = grid[0], max(grid[1], *files.header(scale).shape[-1:])
     require(files, scale, FLOATS, *_shapes(grid))
-    names = [packed, scale, size]
     whole = grid == (1, 1)
     if not numbers.symmetric and whole:
         require(files, zero, ("I8",), *_shapes(grid))
     elif not numbers.symmetric:
         require(files, zero, ("I32",), (-(-grid[0] * bits // 32), grid[1]))
+    spread = (block[0], shape[1]) if reordered else block
+    parts: dict[str, Layout] = {
+        packed: (OUTPUTS, Axis(1, 32, bits)),
+        scale: _along(files, scale, spread, shape),
+        size: Content.SHAPE,
+    }
     if not numbers.symmetric:
-        names.append(zero)
-    reordered = group_of in files.names()
+        of_zeros = Axis(0, 32, bits), blocks(1, spread[1], shape[1])
+        parts[zero] = _along(files, zero, spread, shape) if whole else of_zeros
     if reordered:
         order = read_groups(files, group_of, shape[1], grid[1])
-        names.append(group_of)
+        parts[group_of] = (INPUTS,)
 
     def read() -> Scaled:
         codes, scales = unpack(files.tensor(packed), bits, shape[1]), files.tensor(scale).view(grid)
@@ -233,13 +250,19 @@ def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeigh
             return Scaled(codes, scales, zeros, block)
         return Scaled(codes, scales[:, order], zeros.expand(grid)[:, order])
 
-    return QuantizedWeight.of_codes(shape, names, read, bits, 0 if reordered else block[1])
+    return QuantizedWeight.of_codes(shape, parts, read, bits, 0 if reordered else block[1])
 
 
 def _grid(numbers: Numbers, shape: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns the block that shares a scale, and the number of such blocks in both dimensions."""
     rows, columns = numbers.block((shape[0], shape[1]))
     return (rows, columns), (-(-shape[0] // rows), -(-shape[1] // columns))
+
+
+def _along(files: StoredTensors, name: str, block: tuple[int, int], shape: tuple[int, ...]) -> Layout:
+    """Returns what the dimensions of stored scales or zeros go along."""
+    both = blocks(0, block[0], shape[0]), blocks(1, block[1], shape[1])
+    return both[: len(files.header(name).shape)]
 
 
 def _shapes(grid: tuple[int, int]) -> tuple[tuple[int, ...], ...]:

@@ -10,9 +10,13 @@ import msgspec
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import (
     FLOATS,
+    INPUTS,
     MATRIX,
+    OUTPUTS,
+    Layout,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     modules_with,
     parse_settings,
     require,
@@ -67,4 +71,9 @@ def fp8_weight(module: str, files: StoredTensors, block: tuple[int, int] | None)
         scales = files.tensor(scale).float()
         return Scaled(files.tensor(name), scales.view(-1, 1) if block is None else scales, block=block or (1, 1))
 
-    return QuantizedWeight(shape, frozenset((name, scale)), lambda: read().dequantize(), eight_bits=read)
+    stored: tuple[int, ...] = files.header(scale).shape
+    by_block: Layout = tuple(OUTPUTS if size == shape[0] > 1 and dim == 0 else None for dim, size in enumerate(stored))
+    if block is not None:
+        by_block = blocks(0, block[0], shape[0]), blocks(1, block[1], shape[1])
+    parts: dict[str, Layout] = {name: (OUTPUTS, INPUTS), scale: by_block}
+    return QuantizedWeight(shape, parts, lambda: read().dequantize(), eight_bits=read)

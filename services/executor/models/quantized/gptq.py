@@ -13,9 +13,15 @@ from torch import Tensor
 from pagewire.services.executor.models.quantized.numbers import Scaled, unpack
 from pagewire.services.executor.models.quantized.weight import (
     FLOATS,
+    INPUTS,
     MATRIX,
+    OUTPUTS,
+    Axis,
+    Content,
+    Layout,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     check_pattern,
     modules_with,
     parse_settings,
@@ -76,13 +82,14 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
     inputs = words * 32 // bits
     group = inputs if settings.group_size == -1 else settings.group_size
     groups = -(-inputs // group)
+    reordered = names["g_idx"] in files.names()
+    if reordered and names["scales"] in files.names():  # inputs may be some of those that have the groups
+        groups = max(groups, *files.header(names["scales"]).shape[:1])
     require(files, names["scales"], FLOATS, (groups, outputs))
     require(files, names["qzeros"], ("I32",), (groups, -(-outputs * bits // 32)))
     group_of = order = torch.arange(inputs) // group
-    if names["g_idx"] in files.names():
+    if reordered:
         group_of = read_groups(files, names["g_idx"], inputs, groups)
-    else:
-        del names["g_idx"]
     in_order = torch.equal(group_of, order)
 
     def read() -> Scaled:
@@ -93,7 +100,15 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
             return Scaled(codes, scales, zeros, (1, group))
         return Scaled(codes, scales[:, group_of], zeros[:, group_of])
 
-    return QuantizedWeight.of_codes((outputs, inputs), names.values(), read, bits, group if in_order else 0)
+    by_group = blocks(1, group, inputs) if in_order else None
+    parts: dict[str, Layout] = {
+        names["qweight"]: (Axis(1, 32, bits), OUTPUTS),
+        names["qzeros"]: (by_group, Axis(0, 32, bits)),
+        names["scales"]: (by_group, OUTPUTS),
+    }
+    if reordered:
+        parts[names["g_idx"]] = Content.ORDER if in_order else (INPUTS,)
+    return QuantizedWeight.of_codes((outputs, inputs), parts, read, bits, group if in_order else 0)
 
 
 def _zeros(packed: Tensor, settings: Settings, count: int, module: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Weights as small integers with scales: the one form into which every format of quantized integers is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,6 +89,15 @@ class IntegerWeights:
         minima = None if self.minima is None else self.minima[order]
         return IntegerWeights(self.codes[order], self.bits, self.scales[order], self.zero, minima)
 
+    def columns(self, inputs: range) -> "IntegerWeights":
+        """Returns the weights of successive inputs, which are whole groups if there are several."""
+        codes = self.codes[:, inputs.start : inputs.stop]
+        if self.scales.shape[1] == 1:
+            return replace(self, codes=codes)
+        groups = range(inputs.start // self.group_size, inputs.stop // self.group_size)
+        minima = None if self.minima is None else _some_groups(self.minima, groups)
+        return replace(self, codes=codes, scales=_some_groups(self.scales, groups), minima=minima)
+
     def dequantize(self) -> Tensor:
         """Returns the weights as float32 [N, K]."""
         outputs, inputs = self.codes.shape
@@ -102,6 +111,10 @@ class IntegerWeights:
 def _concatenated(scales: Sequence[Tensor | Multiples]) -> Tensor | Multiples:
     multiples = [one for one in scales if isinstance(one, Multiples)]
     return Multiples.concatenated(multiples) if multiples else torch.cat([one.float() for one in scales])
+
+
+def _some_groups(scales: Tensor | Multiples, groups: range) -> Tensor | Multiples:
+    return scales.columns(groups) if isinstance(scales, Multiples) else scales[:, groups.start : groups.stop]
 
 
 def is_group_size(size: int, inputs: int) -> bool:

@@ -17,8 +17,11 @@ from pagewire.services.executor.models.quantized.numbers import (
 )
 from pagewire.services.executor.models.quantized.weight import (
     MATRIX,
+    OUTPUTS,
+    Axis,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     require,
 )
 
@@ -39,20 +42,21 @@ def weights(_config: dict[str, Any], files: StoredTensors) -> dict[str, Quantize
 
 def _experts(name: str, files: StoredTensors) -> QuantizedWeight:
     """Returns the weights of all experts, [experts, inputs, outputs]: the other way round than they are stored."""
-    blocks, scales = name + BLOCKS, name + SCALES
-    experts, outputs, groups, _ = require(files, blocks, ("U8",), (None, None, None, GROUP // 2))
+    packs, scales = name + BLOCKS, name + SCALES
+    experts, outputs, groups, _ = require(files, packs, ("U8",), (None, None, None, GROUP // 2))
     require(files, scales, ("U8",), (experts, outputs, groups))
 
     def read() -> Tensor:
         # bf16 holds each value exactly: two bits of mantissa and a power of two.
-        packed, factors = files.tensor(blocks), half_of_exponents(files.tensor(scales))
+        packed, factors = files.tensor(packs), half_of_exponents(files.tensor(scales))
         out = torch.empty(experts, groups * GROUP, outputs, dtype=torch.bfloat16)
         for expert in range(experts):
             codes = e2m1_codes(packed[expert]).flatten(1)
             out[expert] = Scaled(codes, factors[expert], torch.tensor([[E2M1_ZERO]]), (1, GROUP)).dequantize().T
         return out
 
-    return QuantizedWeight((experts, groups * GROUP, outputs), frozenset((blocks, scales)), read)
+    parts = {packs: (Axis(0), Axis(2), Axis(1, GROUP), None), scales: (Axis(0), Axis(2), Axis(1, GROUP))}
+    return QuantizedWeight((experts, groups * GROUP, outputs), parts, read)
 
 
 def packed_weight(module: str, files: StoredTensors) -> QuantizedWeight:
@@ -70,4 +74,5 @@ def packed_weight(module: str, files: StoredTensors) -> QuantizedWeight:
         factors = half_of_exponents(files.tensor(scale).view(torch.uint8))
         return Scaled(e2m1_codes(files.tensor(packed)), factors, torch.tensor([[E2M1_ZERO]]), (1, GROUP))
 
-    return QuantizedWeight.of_codes((outputs, inputs), (packed, scale), read, E2M1_BITS, GROUP)
+    parts = {packed: (OUTPUTS, Axis(1, 2)), scale: (OUTPUTS, blocks(1, GROUP, inputs))}
+    return QuantizedWeight.of_codes((outputs, inputs), parts, read, E2M1_BITS, GROUP)

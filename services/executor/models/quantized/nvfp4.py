@@ -12,8 +12,12 @@ from pagewire.services.executor.models.quantized.fp8 import FP8, fp8_weight
 from pagewire.services.executor.models.quantized.numbers import E2M1_BITS, E2M1_ZERO, Scaled, e2m1_codes
 from pagewire.services.executor.models.quantized.weight import (
     MATRIX,
+    OUTPUTS,
+    Axis,
+    Layout,
     QuantizedWeight,
     StoredTensors,
+    blocks,
     modules_with,
     parse_settings,
     require,
@@ -68,4 +72,7 @@ def _weight(files: StoredTensors, module: str, packed: str, whole: str) -> Quant
         scales = scales.float() / scale if whole == "weight_global_scale" else scales.float() * scale
         return Scaled(e2m1_codes(codes), scales / 2, torch.tensor([[E2M1_ZERO]]), (1, GROUP))
 
-    return QuantizedWeight.of_codes((outputs, inputs), names, read, E2M1_BITS, GROUP)
+    number: Layout = (None,) * len(files.header(names[2]).shape)
+    layouts: tuple[Layout, ...] = ((OUTPUTS, Axis(1, 2)), (OUTPUTS, blocks(1, GROUP, inputs)), number)
+    parts = dict(zip(names, layouts, strict=True))
+    return QuantizedWeight.of_codes((outputs, inputs), parts, read, E2M1_BITS, GROUP)

@@ -1,9 +1,11 @@
 """A weight that a checkpoint stores quantized, as several tensors."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from enum import Enum
+from math import gcd, lcm
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -45,13 +47,52 @@ class StoredTensors(Protocol):
         """Reads a tensor."""
 
 
+class Axis(NamedTuple):
+    """The dimension of a weight that a dimension of a stored tensor goes along."""
+
+    dim: int
+    weights: int = 1
+    """Numbers of the weight for which `stored` are stored."""
+    stored: int = 1
+
+    @property
+    def unit(self) -> int:
+        """The fewest numbers of the weight that are stored apart from others."""
+        return self.weights // gcd(self.weights, self.stored)
+
+    def stored_range(self, part: range, whole: int) -> range | None:
+        """Returns the stored indices for a part of the weight's dimension of so many; None if it cuts a unit."""
+        if part.start % self.unit or (part.stop % self.unit and part.stop < whole):
+            return None
+        return range(part.start * self.stored // self.weights, -(-part.stop * self.stored // self.weights))
+
+
+class Content(Enum):
+    """What a stored tensor has that follows no dimension of its weight."""
+
+    ORDER = "order"
+    """The group of each input, where a group's inputs stand side by side."""
+    SHAPE = "shape"
+    """The shape of the weight."""
+
+
+Layout = tuple[Axis | None, ...] | Content
+"""What each dimension of a stored tensor goes along; None: no dimension of the weight, or there is one number."""
+OUTPUTS, INPUTS = Axis(0), Axis(1)
+
+
+def blocks(dim: int, size: int, whole: int) -> Axis | None:
+    """Returns the axis of numbers that belong to blocks of `size` of a dimension of so many."""
+    return None if size >= whole else Axis(dim, size)
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A weight of the unquantized model, and how to read it."""
 
     shape: tuple[int, ...]
-    parts: frozenset[str]
-    """Names of the tensors that are stored in its place."""
+    parts: Mapping[str, Layout]
+    """The tensors that are stored in its place, by name."""
     read: Callable[[], Tensor]
     """Reads the parts and returns the weight in a floating dtype that holds it."""
     integers: Callable[[], IntegerWeights] | None = None
@@ -59,16 +100,21 @@ class QuantizedWeight:
     eight_bits: Callable[[], Scaled] | None = None
     """Reads the parts and returns int8 or fp8 values without zeros; None unless activations are to be such too."""
 
+    @property
+    def units(self) -> tuple[int, int]:
+        """The numbers of outputs and inputs of a matrix [N, K] between which it may be cut."""
+        axes = [axis for layout in self.parts.values() if not isinstance(layout, Content) for axis in layout if axis]
+        outputs, inputs = (lcm(*(axis.unit for axis in axes if axis.dim == dim)) for dim in (0, 1))
+        return outputs, inputs
+
     @classmethod
     def of_codes(
-        cls, shape: tuple[int, ...], parts: Iterable[str], read: Callable[[], Scaled], bits: int, group: int
+        cls, shape: tuple[int, ...], parts: Mapping[str, Layout], read: Callable[[], Scaled], bits: int, group: int
     ) -> "QuantizedWeight":
         """Returns a weight [N, K] of codes of `bits` bits in groups of `group` inputs; 0: without order."""
         held = next(size for size in BITS if size >= bits)
         fits = group > 0 and shape[1] % group == 0 and is_group_size(group, shape[1])
-        return cls(
-            shape, frozenset(parts), lambda: read().dequantize(), (lambda: read().integers(held)) if fits else None
-        )
+        return cls(shape, parts, lambda: read().dequantize(), (lambda: read().integers(held)) if fits else None)
 
 
 def parse_settings(kind: type[C], config: dict[str, Any]) -> C:

@@ -22,9 +22,11 @@ from transformers import (
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.gguf.tensors import open_gguf
 from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.shard import ALONE, Collectives, Shard, Slices, Units, take
 from pagewire.services.executor.models.tensors import open_folder
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
+from pagewire.services.executor.models.transformers_backend.part import TransformersCut, cut_class
 from pagewire.services.executor.models.transformers_backend.probe import probe
 from pagewire.services.executor.models.weights import random_weights
 from pagewire.shared.errors import ConfigurationError
@@ -44,11 +46,12 @@ class _Tensors(Protocol):
 class _Stored:
     """A tensor that `transformers` reads when it takes all of its elements."""
 
-    def __init__(self, stored: _Tensors, name: str) -> None:
-        self._stored, self._name = stored, name
+    def __init__(self, stored: _Tensors, name: str, slices: Slices | None = None) -> None:
+        """`slices` are the indices of the tensor that a rank needs; None: all."""
+        self._stored, self._name, self._slices = stored, name, slices or {}
 
     def __getitem__(self, _all: EllipsisType) -> Tensor:
-        return self._stored.tensor(self._name)
+        return take(self._stored.tensor(self._name), self._slices)
 
 
 def load_decoder(
@@ -57,11 +60,13 @@ def load_decoder(
     dtype: torch.dtype,
     quantization: dict[str, Any] | None = None,
     random: int | None = None,
+    shard: Shard = ALONE,
+    collectives: Collectives | None = None,
 ) -> TransformersLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
     Quantized weights are dequantized on the way, so that `transformers` sees an unquantized model. With `random`, a
-    seed, it gets random weights, and those of the folder are not read.
+    seed, it gets random weights, and those of the folder are not read. With `collectives`, it is the part of `shard`.
 
     Raises:
         ConfigurationError: the model cannot be served, or its weights do not match its configuration.
@@ -70,17 +75,21 @@ def load_decoder(
     parsed = parse_config(_without_divisors({key: config[key] for key in config if key != "quantization_config"}))
     name = type(parsed).model_type
     spec = examine(parsed)
+    cut = None if collectives is None else _cut(parsed, shard)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
     if random is not None:
+        if cut is not None:
+            raise ConfigurationError(f"load-format dummy cannot be cut for model_type {name}: leave it out")
         model = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
         model.load_state_dict(random_weights(model, dtype, random), strict=False)
         return finish(model)
     try:
         with _open(folder, parsed, quantization) as stored:
-            model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].from_pretrained(
+            model, info = (kind if cut is None else cut_class(kind, cut)).from_pretrained(
                 None,
                 config=parsed,
                 dtype=dtype,
-                state_dict={name: _Stored(stored, name) for name in stored.names()},
+                state_dict=_state(stored, cut),
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError) as error:
@@ -94,7 +103,45 @@ def load_decoder(
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
     if quantization is not None:
         _log.info("weights_dequantized", dtype=str(dtype))
-    return finish(model)
+    finished = finish(model)
+    if cut is not None and collectives is not None:
+        cut.sum_over(model, collectives)
+    return finished
+
+
+def _cut(config: PretrainedConfig, shard: Shard) -> TransformersCut:
+    """Returns how a rank's part is cut from the model.
+
+    Raises:
+        ConfigurationError: the family cannot be cut.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+    try:
+        spec, attentions = _probed(model)
+    except (NotImplementedError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"model_type {config.model_type} cannot be cut for {shard.size} ranks, because it needs data to be built: "
+            "set tensor-parallel-size to 1"
+        ) from error
+    return TransformersCut(model, spec.layers, attentions, shard, Units())
+
+
+def _state(stored: _Tensors, cut: TransformersCut | None) -> dict[str, _Stored]:
+    """Returns the tensors of a checkpoint, or a rank's part of them, by name.
+
+    Raises:
+        ConfigurationError: the checkpoint does not have the tensors that are cut.
+    """
+    if cut is None:
+        return {name: _Stored(stored, name) for name in stored.names()}
+    if lacking := cut.slices.keys() - set(stored.names()):
+        raise ConfigurationError(
+            f"the checkpoint has no tensor {min(lacking)}, which several ranks need a part of: set "
+            "tensor-parallel-size to 1"
+        )
+    names = [name for name in stored.names() if not cut.absent(name)]
+    return {name: _Stored(stored, name, cut.slices.get(name, {})) for name in names}
 
 
 @contextmanager

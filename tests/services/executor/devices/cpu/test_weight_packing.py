@@ -20,6 +20,7 @@ from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
+from pagewire.services.executor.models.shard import Slices, Units
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.services.executor.models.weights import load_weights
 from pagewire.shared.models.gguf.reader import TensorType
@@ -115,7 +116,7 @@ def test_matrices_are_in_memory_once(name: str, kernels: CpuKernels) -> None:
     assert [line["matrices"] for line in lines if line["event"] == "weights_packed"] == [{"int8": count}]
 
 
-class Some:
+class Some(TensorSource):
     """A checkpoint some of whose tensors are stored as integers."""
 
     def __init__(self, source: TensorSource, stored: tuple[str, ...]) -> None:
@@ -143,6 +144,15 @@ class Some:
 
     def eight_bits(self, name: str) -> Scaled | None:
         return None
+
+    def units(self, slices: Mapping[str, Slices]) -> Units:
+        return self._source.units(slices)
+
+    def cut(self, slices: Mapping[str, Slices]) -> TensorSource:
+        return Some(self._source.cut(slices), self._stored)
+
+    def uncut(self, name: str) -> tuple[TensorSource, Slices]:
+        return self, {}
 
 
 @pytest.mark.parametrize("stored", [("q_proj.weight", "up_proj.weight"), ("v_proj.weight", "o_proj.weight"), ()])
