@@ -13,6 +13,7 @@ from pagewire.shared.errors import PagewireError
 
 EXPERIMENTS = (
     "ablation",
+    "all_reduce",
     "busy",
     "chat",
     "conversations",
@@ -21,6 +22,7 @@ EXPERIMENTS = (
     "features",
     "lease",
     "overload",
+    "ranks",
     "replicas",
     "report",
     "rounding",
