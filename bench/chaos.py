@@ -26,7 +26,7 @@ from pagewire.bench._chaos.faults import Applied, Arena, arena
 from pagewire.bench._chaos.figures import Ended
 from pagewire.bench._chaos.readers import DEADLINE, Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
-from pagewire.bench._chaos.schedule import DEFAULT, KINDS, SKEW, schedule, select
+from pagewire.bench._chaos.schedule import DEFAULT, KINDS, SKEW, possible, schedule, select
 from pagewire.bench._chaos.trial import answers
 from pagewire.bench._common.output import json_file, write
 from pagewire.shared.settings.config import Settings
@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", nargs="+", default=["cpu", "sim:h100"], help="devices, one after the other")
     parser.add_argument("--model", default="", help="model of the stack; default: the default model")
     parser.add_argument("--executors", type=int, default=1, help="replicas: executors, each with a scheduler")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each executor")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time, half of them over HTTP")
     parser.add_argument(
         "--slots", type=int, help="requests that run at a time; with fewer than clients, the others queue"
@@ -87,6 +88,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", type=json_file, dest="output", help="JSON file for the raw results")
     options = parser.parse_args(arguments)
+    kinds = possible(options.kinds, options.tensor_parallel_size)
+    if not kinds:
+        parser.error("faults of ranks need a --tensor-parallel-size above 1")
     logs.configure(Settings(log_level="error"), service="bench")
     runs = []
     for device in options.device:
@@ -94,6 +98,7 @@ def main(arguments: list[str]) -> int:
             model=options.model,
             device=device,
             data_parallel_size=options.executors,
+            tensor_parallel_size=options.tensor_parallel_size,
             seed=1,  # of requests without a seed of their own: a simulated device draws all tokens by seed
             num_kv_blocks=2048,
             max_num_seqs=options.slots,
@@ -101,7 +106,7 @@ def main(arguments: list[str]) -> int:
             log_level="error",
         )
         clients = Clients(options.clients, options.deadline)
-        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, options.kinds, clients))
+        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, kinds, clients))
         print("\n".join(report(run)))
         runs.append(run)
     write(options.output, parser.prog, arguments, runs=[_raw(run) for run in runs])

@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "pagewire.bench._chaos.schedule",
     "pagewire.bench._common.event_stream",
     "pagewire.client.sequencer",
     "pagewire.commands.chat.markdown",
@@ -17,9 +18,12 @@ MODULES = [
     "pagewire.kernels.triton.layers.split_inputs",
     "pagewire.services.detokenizer.text.stop_strings",
     "pagewire.services.detokenizer.text.text_decoder",
+    "pagewire.services.executor.devices.cpu.ranks.shared_calls",
+    "pagewire.services.executor.devices.cpu.ranks.startup",
     "pagewire.services.executor.devices.cuda.adapters",
     "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
+    "pagewire.services.executor.devices.open_cpu",
     "pagewire.services.executor.models.heads",
     "pagewire.services.executor.models.shard",
     "pagewire.services.executor.models.stored_names",

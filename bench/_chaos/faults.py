@@ -14,7 +14,7 @@ import msgspec
 
 from pagewire.bench._chaos.false_clock import FalseClock
 from pagewire.bench._chaos.proxy import HOST, Proxy
-from pagewire.bench._chaos.schedule import CLOCKS, CUT, FULL, KILL, MACHINE, STARVE, STOP, STORE, Fault
+from pagewire.bench._chaos.schedule import CLOCKS, CUT, FULL, KILL, MACHINE, RANK, STARVE, STOP, STORE, Fault
 from pagewire.bench._chaos.starvation import occupy_cores, starve
 from pagewire.bench._chaos.store_faults import disturb_store
 from pagewire.embedded.address import Address
@@ -24,6 +24,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError
 from pagewire.shared.process.discovery import ask
+from pagewire.shared.process.linux_process import children
 from pagewire.shared.settings.config import Settings
 
 MAX_STORE = 32 << 20
@@ -83,7 +84,8 @@ class Arena:
         """Returns the process that a fault hits."""
         if fault.target == BROKER:
             return BROKER
-        programs = [name for name, service in self.stack.programs.items() if service == fault.target]
+        owner = "executor" if fault.target == RANK else fault.target
+        programs = [name for name, service in self.stack.programs.items() if service == owner]
         return programs[fault.replica % len(programs)]
 
     async def _apply(self, fault: Fault) -> float:
@@ -101,6 +103,9 @@ class Arena:
             await occupy_cores(fault.seconds)
             return time.monotonic()
         program = self._program(fault)
+        if fault.target == RANK:
+            await self._disturb_rank(program, fault)
+            return time.monotonic()
         if fault.action == CUT:
             self._proxies[program].cut()
             await asyncio.sleep(fault.seconds)
@@ -119,6 +124,20 @@ class Arena:
             while self.stack.pid(program) in {pid, None} or _runs(pid):  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(POLL)
         return time.monotonic()
+
+    async def _disturb_rank(self, program: str, fault: Fault) -> None:
+        """Kills or stops one of an executor's ranks; returns when it goes on, or the executor has been replaced."""
+        while not (ranks := children(pid := await self._running(program))):  # noqa: ASYNC110 - processes send no events
+            await asyncio.sleep(POLL)
+        rank = ranks[fault.replica % len(ranks)]
+        if fault.action == STOP:
+            _send(rank, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            _send(rank, signal.SIGCONT)
+            return
+        _send(rank, signal.SIGKILL)
+        while self.stack.pid(program) in {pid, None}:  # noqa: ASYNC110
+            await asyncio.sleep(POLL)
 
     async def _running(self, program: str) -> int:
         """Returns the process id of a program, once it runs."""

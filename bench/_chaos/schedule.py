@@ -15,6 +15,8 @@ STARVE, BUSY, SKEW = "starve", "busy", "skew"
 DELETE, PURGE, EDIT, PAUSE = "delete", "purge", "edit", "pause"
 STORE, MACHINE, CLOCKS = "store", "machine", "clocks"
 """Targets that are no process: the work stream, all cores, and the clocks of all services."""
+RANK = "rank"
+"""A process of an executor that has several, but not the one that supervises the others."""
 KINDS = (
     *(f"{action}:{target}" for action in (KILL, STOP, TERMINATE) for target in (*SERVICES, BROKER)),
     *(f"{CUT}:{service}" for service in SERVICES),
@@ -23,6 +25,7 @@ KINDS = (
     f"{BUSY}:{MACHINE}",
     f"{SKEW}:{CLOCKS}",
     *(f"{action}:{STORE}" for action in (DELETE, PURGE, EDIT, PAUSE)),
+    *(f"{action}:{RANK}" for action in (KILL, STOP)),
 )
 """SIGKILL, SIGSTOP and later SIGCONT, SIGTERM, a lost network, a full store, a twentieth of a core, 16 busy processes,
 clocks that differ from the broker's, and what somebody with all rights does to the work stream by hand."""
@@ -58,7 +61,7 @@ class Fault:
 
     @property
     def target(self) -> str:
-        """What it is done to: a service, the broker, the store or the machine."""
+        """What it is done to: a service, a rank, the broker, the store or the machine."""
         return self.kind.partition(":")[2]
 
 
@@ -76,6 +79,15 @@ def select(text: str) -> tuple[str, ...]:
         if name.partition(":")[0] == SKEW and not LIBRARIES:
             raise ArgumentTypeError(f"{SKEW} needs libfaketime: install Debian's package of that name")
     return tuple(kind for kind in KINDS if kind in named or kind.partition(":")[0] in named)
+
+
+def possible(kinds: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Returns the kinds that can happen to executors of so many ranks.
+
+    >>> possible(("kill:executor", "kill:rank"), ranks=1)
+    ('kill:executor',)
+    """
+    return tuple(kind for kind in kinds if ranks > 1 or not kind.endswith(f":{RANK}"))
 
 
 def schedule(seed: int, kinds: Sequence[str] = KINDS) -> Iterator[Fault]:

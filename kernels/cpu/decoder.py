@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Array, addressof, byref, c_double, c_int64, c_void_p, pointer
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.adapters import Adapted
+from pagewire.kernels.cpu.collectives import Ranks, SharedMemoryCollectives
 from pagewire.kernels.cpu.experts import CompiledExperts, Experts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels
 from pagewire.kernels.cpu.kernels import Norm as _Norm
@@ -64,6 +66,21 @@ class Form:
     """Factor of the embeddings."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """The part of a model that one of several ranks computes."""
+
+    collectives: SharedMemoryCollectives
+    first_id: int
+    """Id of the first row of the embedding."""
+    q_width: int
+    """Numbers of the queries of all ranks."""
+    k_width: int
+    """Numbers of the keys of all ranks."""
+    holders: int
+    """Number of ranks that have the same KV heads."""
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _Norm) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out", "q_norm", "k_norm")),
@@ -83,6 +100,8 @@ class _Decoder(ctypes.Structure):
         ("norm", _Norm),
         *((name, c_double) for name in ("eps", "embedding_scale")),
         *((name, c_int64) for name in ("parallel", "together", "gated", "activation", "dtype", "threads")),
+        ("ranks", POINTER(Ranks)),
+        *((name, c_int64) for name in ("first_id", "q_width", "k_width", "holders")),
     )
 
 
@@ -105,10 +124,12 @@ class CompiledDecoder:
         layers: Sequence[Layer],
         norm: Norm,
         form: Form,
+        part: RankPart | None = None,
     ) -> None:
         """`embedding` [V, D] and `places` [positions, D] are tables; see `CpuKernels.embed`.
 
-        `places`, if there are any, are added to the embeddings; `norm` [D] follows the last layer.
+        `places`, if there are any, are added to the embeddings; `norm` [D] follows the last layer. With `part`, the
+        weights are those of one rank.
         """
         self.seconds = (c_double * 2)()
         self._kernels = kernels
@@ -116,7 +137,7 @@ class CompiledDecoder:
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._width = embedding.inputs
         heads = layers[0].attention
-        self._fixed = {
+        self._fixed: dict[str, Any] = {
             "layers": self._layers,
             "count": len(layers),
             "width": self._width,
@@ -128,6 +149,10 @@ class CompiledDecoder:
             "norm": _norm(norm),
             **asdict(form),
         }
+        self._collectives = None if part is None else part.collectives
+        if part is not None:
+            self._fixed["ranks"] = pointer(part.collectives.pointers)
+            self._fixed |= {name: getattr(part, name) for name in ("first_id", "q_width", "k_width", "holders")}
         self._pools: Sequence[Pool] = ()
         self._decode = kernels.function(
             "decode", [*[c_void_p] * 2, POINTER(Batch), *[c_void_p] * 2, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
@@ -141,7 +166,7 @@ class CompiledDecoder:
         pools: Sequence[Pool],
         adapted: Array[Adapted] | None = None,
     ) -> Tensor:
-        """Returns the hidden states [T, D] of the tokens.
+        """Returns the hidden states [T, D] of the tokens; of several ranks, all get the same.
 
         Args:
             ids: int64 [T].
@@ -149,6 +174,9 @@ class CompiledDecoder:
             batches: result of `batches_of`.
             pools: KV pool of each layer. Passing the same object again is free.
             adapted: the rows of each adapter; None: no row has one.
+
+        Raises:
+            RanksAborted: a rank is lost.
         """
         if pools is not self._pools:
             self._bind(pools)
@@ -158,6 +186,8 @@ class CompiledDecoder:
         pointers = byref(self._model), self._addresses, batches, ids.data_ptr(), positions.data_ptr()
         adapters = 0 if adapted is None else len(adapted)
         self._decode(*pointers, tokens, adapted, adapters, out.data_ptr(), self.seconds)
+        if self._collectives is not None:
+            self._collectives.check()
         return out
 
     def _bind(self, pools: Sequence[Pool]) -> None:

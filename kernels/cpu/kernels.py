@@ -113,7 +113,7 @@ class CpuKernels:
         self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 4, c_int])
         self._activate = self.function("activate", [c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int])
         self._linear = self.function("linear", [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int])
-        self._linear_argmax = self.function("linear_argmax", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
+        self._linear_argmax = self.function("linear_argmax", [*[c_void_p] * 4, c_int64, c_int])
         self._attend = self.function(
             "attend", [POINTER(Batch), POINTER(AttentionShape), POINTER(Inputs), c_void_p, c_void_p]
         )
@@ -209,14 +209,16 @@ class CpuKernels:
         self._linear(x.data_ptr(), parts, len(parts), out.data_ptr(), rows, weights.outputs, self.threads)
         return out
 
-    def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
+    def linear_argmax(self, x: Tensor, weights: Packed, most: Tensor | None = None) -> Int64:
         """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones, for weights of one part.
 
-        A row with NaN, or whose largest output is infinite, has `sampling_parameters.NOT_FINITE` instead.
+        A row with NaN, or whose largest output is infinite, has `sampling_parameters.NOT_FINITE` instead. The outputs
+        themselves are written to `most`, float32 [T], if it is given.
         """
         rows = x.shape[0]
         out, x = np.empty(rows, np.int64), x.contiguous()
-        self._linear_argmax(x.data_ptr(), weights.parts, address(out), rows, self.threads)
+        largest = None if most is None else most.data_ptr()
+        self._linear_argmax(x.data_ptr(), weights.parts, address(out), largest, rows, self.threads)
         return out
 
     def attend(

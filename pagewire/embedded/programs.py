@@ -111,8 +111,8 @@ def check_supported(settings: Settings) -> None:
             if getattr(settings, name):
                 flag = name.replace("_", "-")
                 raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
-    if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
+    if settings.tensor_parallel_size > 1 and settings.device == "cuda":
         raise ConfigurationError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
+            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported on cuda: leave it at 1"
         )
     speculation(settings)

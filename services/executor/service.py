@@ -30,13 +30,13 @@ from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusError, ConfigurationError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, pack
-from pagewire.shared.messages.heartbeat import RESERVED, Heartbeat
+from pagewire.shared.messages.heartbeat import MEMORY, RESERVED, Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.recent_steps import RecentSteps
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.models import model_folder
 from pagewire.shared.process.context import Context, Drain
-from pagewire.shared.process.linux_process import predecessors, resident_bytes, wait_for
+from pagewire.shared.process.linux_process import family_bytes, predecessors, wait_for
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.process.polling import poll
 from pagewire.shared.settings.config import store_replicas
@@ -82,7 +82,7 @@ class Executor:
         self._kept_term = 0
         """Term of the last plan received; 0 if that was refused."""
         self._reserved = 0
-        """Bytes that this process holds when the KV pool is full."""
+        """Bytes that this process and its ranks hold when the KV pool is full."""
 
     def heartbeat(self) -> Heartbeat:
         """Returns the heartbeat: `plan` is the last plan received without a gap, `step` the last step published."""
@@ -91,6 +91,8 @@ class Executor:
         if steps is not None:
             self._announced_free = self._free
             load |= {"free": float(self._announced_free), RESERVED: float(self._reserved), **asdict(steps.counters)}
+            if self._context.settings.tensor_parallel_size > 1:
+                load[MEMORY] = float(family_bytes(os.getpid()))
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
@@ -125,13 +127,13 @@ class Executor:
         """
         await self._peers.listen("executor", self._on_heartbeat)
         before = predecessors()
-        if not has_room_beside(self._context.settings.device, sum(map(resident_bytes, before))):
+        if not has_room_beside(self._context.settings.device, sum(map(family_bytes, before))):
             self._waiting = True
             await wait_for(before)
             self._waiting = False
         fetch = partial(self._fetch_adapter, asyncio.get_running_loop())
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver, fetch)
-        self._reserved = resident_bytes(os.getpid()) + device.capacity.pool_bytes
+        self._reserved = family_bytes(os.getpid()) + device.capacity.pool_bytes
         self._steps = device.steps
         try:
             await self._serve(device)

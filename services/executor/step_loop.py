@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.adapter_loader import Loader, SequenceAdapter
-from pagewire.services.executor.devices.protocol import Device, Edits
+from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.grammar_opener import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
@@ -95,6 +95,7 @@ class StepLoop:
         self._stopped = False
         self._unanswered: list[Plan] = []
         self._in_flight = InFlightSteps(device)
+        device.on_lost(inbox.wake)
         self.counters = Counters()
         self.metrics = StepMetrics()
         self.broken = False
@@ -112,13 +113,26 @@ class StepLoop:
             yield from self._speculator.samples()
 
     def run(self) -> None:
-        """Runs steps until the inbox is closed. An exception ends the loop unless the device recovers from it."""
+        """Runs steps until the inbox is closed. An exception ends the loop unless the device recovers from it.
+
+        Raises:
+            DeviceLost: the device is lost, which says nothing of the sequences in a step.
+        """
+        try:
+            self._run()
+        except DeviceLost:
+            self.broken = True
+            raise
+
+    def _run(self) -> None:
         idle = True
         while (arrived := self._take(wait=idle)) is not None:
             if arrived.term != self._term:
                 self._begin(arrived.term)
             try:
                 idle = not self._advance(arrived.plans)
+            except DeviceLost:
+                raise
             except Exception:
                 self._fail(arrived.plans)
                 if self.broken:
@@ -225,6 +239,8 @@ class StepLoop:
             return self._inbox.take(wait=False)
         began = time.perf_counter()
         arrived = self._inbox.take(wait=True)
+        if self._device.lost:
+            raise DeviceLost
         if self._slots.has_work:
             self.counters.waiting_s += time.perf_counter() - began
         return arrived

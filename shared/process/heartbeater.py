@@ -51,7 +51,7 @@ class Heartbeater:
     def beat_of(self, service: Service) -> Heartbeat:
         """Returns the current heartbeat of the service. A service that drains is not ready."""
         beat = service.heartbeat()
-        load = {**beat.load, MEMORY: float(resident_bytes(os.getpid()))}
+        load = {MEMORY: float(resident_bytes(os.getpid())), **beat.load}
         problem = beat.problem or self._problem()
         beat = msgspec.structs.replace(beat, model=self._model, load=load, problem=problem)
         return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat

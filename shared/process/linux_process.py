@@ -111,6 +111,20 @@ def resident_bytes(process: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def family_bytes(process: int) -> int:
+    """Returns the bytes of memory that a process and its child processes hold, 0 if it has ended."""
+    return resident_bytes(process) + sum(map(resident_bytes, children(process)))
+
+
+def children(process: int) -> list[int]:
+    """Returns the ids of the child processes of all threads of a process, none if it has ended."""
+    ids: list[int] = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            ids += map(int, file.read_text().split())
+    return sorted(ids)
+
+
 def seconds_without_core(process: int) -> float:
     """Returns how long the main thread of a process has waited for a core, in seconds since the thread began.
 

@@ -27,7 +27,7 @@ IGNORED = {
 """Flags without a value that are accepted without effect, by name, and why."""
 
 _MEDIA = "text is the only input: choose a text model"
-_PARALLEL = "one device runs a model: use --data-parallel-size for several replicas"
+_PARALLEL = "a model runs on one machine: use --tensor-parallel-size, or --data-parallel-size for several replicas"
 _TUNED = "Pagewire chooses this itself: leave it out"
 REPLACEMENTS = [
     (

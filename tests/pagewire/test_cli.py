@@ -24,7 +24,7 @@ from tests.support.broker import plain_server
 from tests.support.waiting import PATIENCE
 
 UNBUILT = [
-    ("--tensor-parallel-size", "2"),
+    ("--tensor-parallel-size", "2", "--device", "cuda"),
 ]
 
 
@@ -162,7 +162,7 @@ def test_vllms_old_name_sets_the_lease_window() -> None:
 
 
 @pytest.mark.parametrize("flag", UNBUILT)
-def test_a_missing_capability_is_refused_by_name(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_capability_is_refused_by_name(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", *flag]) == 2
     assert flag[0] in capsys.readouterr().err
 

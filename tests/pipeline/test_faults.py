@@ -10,7 +10,7 @@ from pagewire.bench._chaos.checks import Seen
 from pagewire.bench._chaos.faults import Arena, arena
 from pagewire.bench._chaos.figures import failures
 from pagewire.bench._chaos.requests import Request, mixture
-from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, KILL, KINDS, SKEW, STARVE, STOP, Fault
+from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, KILL, KINDS, SKEW, STARVE, STOP, Fault, possible
 from pagewire.bench._chaos.trial import answers, disturb
 from pagewire.embedded.programs import GATEWAY, PIPELINE
 from pagewire.embedded.stack import BROKER
@@ -65,7 +65,7 @@ async def served() -> AsyncIterator[Served]:
     "kind",
     [
         pytest.param(kind, marks=[pytest.mark.full] if kind in SELDOM else [])
-        for kind in KINDS
+        for kind in possible(KINDS, ranks=1)
         if not kind.startswith(SKEW)
     ],
 )
@@ -74,7 +74,7 @@ async def test_one_fault_loses_nothing(served: Served, kind: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith((STOP, CUT))])
+@pytest.mark.parametrize("kind", [kind for kind in possible(KINDS, ranks=1) if kind.startswith((STOP, CUT))])
 async def test_a_service_that_counts_as_gone_and_returns_loses_nothing(served: Served, kind: str) -> None:
     await served.check(Fault(kind, seconds=BEYOND_SILENCE))
 

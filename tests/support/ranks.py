@@ -55,9 +55,9 @@ class ThreadCollectives(Collectives):
         return x.copy_(total)
 
     @override
-    def all_gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         parts = self._board.exchange(self._rank, part)
-        assert [part.shape[1] for part in parts] == list(widths)
+        assert [part.shape[1] for part in parts] == list(sizes)
         return torch.cat(parts, dim=1)
 
 

@@ -13,6 +13,7 @@ from pagewire.shared.errors import PagewireError
 
 EXPERIMENTS = (
     "ablation",
+    "all_reduce",
     "busy",
     "chat",
     "conversations",
@@ -22,6 +23,7 @@ EXPERIMENTS = (
     "first_tokens",
     "lease",
     "overload",
+    "ranks",
     "replicas",
     "report",
     "rounding",

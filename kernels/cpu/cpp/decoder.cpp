@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <vector>
 
 #include "adapters.hpp"
+#include "collectives.hpp"
 #include "kernels.hpp"
 #include "vector.hpp"
 
@@ -20,7 +23,7 @@ struct Layer {
     double scale, soft_cap;
 };
 
-// The weights and settings of a model.
+// The weights and settings of a model, or of a rank's part of it.
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
@@ -32,6 +35,10 @@ struct Decoder {
     int64_t together;  // whether q_norm and k_norm normalise all heads as one vector
     int64_t gated, activation;
     int64_t dtype, threads;  // `Kind` of the KV pool; maximum threads
+    Ranks* ranks;            // null: there is one, and the members after this one are not read
+    int64_t first_id;        // id of the first row of `embedding`
+    int64_t q_width, k_width;  // numbers of the queries and keys of all ranks, for norms of all heads together
+    int64_t holders;         // ranks that have the same KV heads
 };
 
 struct Pool {
@@ -59,7 +66,15 @@ public:
         normed = allocate(tokens * model.width);
         delta = allocate(tokens * model.width);
         x = allocate(tokens * model.width);
-        embed(model.embedding, ids, x.get(), tokens, model.threads);
+        if (model.ranks) {
+            std::vector<int64_t> rows(ids, ids + tokens);
+            for (int64_t& row : rows) row -= model.first_id;
+            embed(model.embedding, rows.data(), x.get(), tokens, model.threads);
+            sum_ranks(x.get(), tokens * model.width);
+            if (model.parallel) kept = allocate(tokens * model.width);
+        } else {
+            embed(model.embedding, ids, x.get(), tokens, model.threads);
+        }
         if (model.embedding_scale != 1.0)
             for (int64_t i = 0; i < tokens * model.width; i++) x[i] *= (float)model.embedding_scale;
         if (model.places) {
@@ -73,15 +88,19 @@ public:
         linear(enter(first ? nullptr : delta.get(), layer.attention_in), layer.qkv, projected.get(), layer.number);
         attention(layer, pool);
         linear(inner.get(), layer.o, delta.get(), layer.number + 1);
-        leave(layer.attention_out);
         const float* in;
         if (model.parallel) {
             in = enter(nullptr, layer.mlp_in);
-            add(x.get(), delta.get(), tokens, model.width, model.threads);
+            if (model.ranks) std::swap(delta, kept);  // is summed over the ranks with the result of the feed-forward layer
+            else add(x.get(), delta.get(), tokens, model.width, model.threads);
         } else {
+            sum_ranks(delta.get(), tokens * model.width);
+            leave(layer.attention_out);
             in = enter(delta.get(), layer.mlp_in);
         }
         feed_forward(layer, in);
+        if (model.parallel && model.ranks) add(delta.get(), kept.get(), tokens, model.width, model.threads);
+        sum_ranks(delta.get(), tokens * model.width);
         leave(layer.mlp_out);
     }
 
@@ -96,6 +115,11 @@ private:
         }
         if (delta) add(x.get(), delta, tokens, model.width, model.threads);
         return x.get();
+    }
+
+    // Replaces the part of this rank by the sum of all ranks' parts.
+    void sum_ranks(float* part, int64_t count) {
+        if (model.ranks) all_reduce(model.ranks, part, count, model.threads);
     }
 
     // Normalises what a layer adds.
@@ -131,7 +155,9 @@ private:
     void attention(const Layer& layer, const Pool& pool) {
         int64_t heads = model.heads, kv_heads = model.kv_heads, dim = model.dim, stride = (heads + 2 * kv_heads) * dim;
         float *q = projected.get(), *k = q + heads * dim, *v = k + kv_heads * dim;
-        if (layer.q_norm.weight) {
+        if (layer.q_norm.weight && model.together && model.ranks) {
+            normalize_together(layer, q, k, stride);
+        } else if (layer.q_norm.weight) {
             int64_t parts = model.together ? 1 : heads, kv_parts = model.together ? 1 : kv_heads;
             normalize(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, parts, heads * dim / parts,
                       model.threads);
@@ -148,6 +174,34 @@ private:
         seconds[1] += now() - began;
     }
 
+    // Normalises the queries and the keys of all ranks' heads by RMSNorm.
+    void normalize_together(const Layer& layer, float* q, float* k, int64_t stride) {
+        struct { float* x; int64_t width, whole, holders; const float* weight; } sides[] = {
+            {q, model.heads * model.dim, model.q_width, 1, layer.q_norm.weight},
+            {k, model.kv_heads * model.dim, model.k_width, model.holders, layer.k_norm.weight},
+        };
+        std::vector<float> squares;
+        for (int64_t i = 0; i < tokens; i++)
+            for (auto& side : sides) {
+                Vec sums = {};
+                for (int64_t j = 0; j < side.width; j += LANES) {
+                    Vec v = load_some(side.x + i * stride + j, side.width - j);
+                    sums += v * v;
+                }
+                squares.push_back(sum(sums) / side.holders);  // each of them adds the same
+            }
+        sum_ranks(squares.data(), squares.size());
+        const float* total = squares.data();
+        for (int64_t i = 0; i < tokens; i++)
+            for (auto& side : sides) {
+                float scale = 1.0f / std::sqrt(*total++ / side.whole + (float)model.eps), *row = side.x + i * stride;
+                for (int64_t j = 0; j < side.width; j += LANES) {
+                    int64_t left = side.width - j;
+                    store_some(row + j, load_some(row + j, left) * scale * load_some(side.weight + j, left), left);
+                }
+            }
+    }
+
     const Decoder& model;
     const Batch* batches;
     const int64_t* positions;
@@ -156,6 +210,7 @@ private:
     int64_t adapters;
     double* seconds;
     Buffer x, projected, inner, normed, delta;
+    Buffer kept;  // of a parallel block of several ranks, what attention adds
 };
 
 }  // namespace

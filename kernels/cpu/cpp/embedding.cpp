@@ -51,7 +51,11 @@ extern "C" {
 void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads) {
     CopyRow copy = copier(table->kind);
     parallel(rows, SERIAL_NUMBERS / table->inputs, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) copy(*table, ids[i], out + i * table->inputs);
+        for (int64_t i = begin; i < end; i++) {
+            float* row = out + i * table->inputs;
+            if (ids[i] >= 0 && ids[i] < table->outputs) copy(*table, ids[i], row);
+            else std::fill_n(row, table->inputs, 0.0f);
+        }
     });
 }
 }

@@ -84,7 +84,8 @@ struct Experts {
 
 extern "C" {
 
-// Writes the rows `ids` of a table [outputs, inputs]. Floats are contiguous, integers as for a matrix product.
+// Writes the rows `ids` of a table [outputs, inputs], zeros for ids outside of it. Floats are contiguous, integers as for
+// a matrix product.
 void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads);
 
 // layers.cpp:

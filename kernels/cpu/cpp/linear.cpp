@@ -45,10 +45,15 @@ void linear(const float* x, const Weights* parts, int64_t count, float* out, int
     }
 }
 
-// Finds the largest output of each row, like `sample` at temperature 0; `NOT_FINITE` if there is none.
-void linear_argmax(const float* x, const Weights* weights, int64_t* at, int64_t rows, int threads) {
+// Finds the largest output of each row, like `sample` at temperature 0; `NOT_FINITE` if there is none. Writes its value to
+// `most`, unless that is null.
+void linear_argmax(const float* x, const Weights* weights, int64_t* at, float* most, int64_t rows, int threads) {
     LargestOutput target(rows);
     multiply_into(target, x, *weights, rows, threads);
-    for (int64_t row = 0; row < rows; row++) at[row] = target.at(row);
+    for (int64_t row = 0; row < rows; row++) {
+        Peak peak = target.of(row);
+        at[row] = peak.at;
+        if (most) most[row] = peak.most;
+    }
 }
 }

@@ -13,14 +13,6 @@ constexpr int POLLS = 64;   // between two yields: a few microseconds
 constexpr int YIELDS = 10;  // before a helper sleeps
 constexpr uint64_t INDEX = 20, MASK = (1 << INDEX) - 1;
 
-inline void rest() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
 class ThreadPool {
 public:
     // Runs one loop at a time. Meanwhile the loop of another caller runs on that caller's thread only.

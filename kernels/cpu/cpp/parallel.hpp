@@ -14,6 +14,15 @@ using Part = void (*)(void* context, int64_t index);
 constexpr int64_t SERIAL_NUMBERS = 1 << 14;   // numbers below which starting a helper thread takes longer than the work
 constexpr int64_t SERIAL_PRODUCTS = 1 << 17;  // multiplications below which it does
 
+// Tells the core that this thread polls.
+inline void rest() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 // Calls part(context, i) for each i below `count`, at most a million, on up to `threads` threads.
 void run_parts(int64_t count, int threads, Part part, void* context);
 

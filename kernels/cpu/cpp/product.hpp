@@ -135,11 +135,12 @@ public:
         take(tile, m, both[0], both[1]);
     }
 
-    int64_t at(int64_t row) const {
+    // Returns the peak of a row, at `NOT_FINITE` if there is none.
+    Peak of(int64_t row) const {
         Peak best = peaks[row];
         for (size_t i = row + rows; i < peaks.size(); i += rows)
             if (peaks[i].most > best.most) best = peaks[i];
-        return std::abs(best.most) < INFINITE ? best.at : NOT_FINITE;
+        return {best.most, std::abs(best.most) < INFINITE ? best.at : NOT_FINITE};
     }
 
 private:

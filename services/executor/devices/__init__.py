@@ -52,6 +52,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
         )
     if settings.enable_lora and settings.device not in ("cpu", "cuda"):
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
+    if settings.enable_lora and settings.tensor_parallel_size > 1:
+        raise ConfigurationError("enable-lora does not work with a tensor-parallel-size above 1: leave one of them out")
     if settings.device == "cpu":
         return open_cpu(settings, folder)
     if settings.device == "cuda":

@@ -10,7 +10,7 @@ from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process.linux_process import free_memory, resident_bytes
+from pagewire.shared.process.linux_process import family_bytes, free_memory
 from pagewire.shared.settings.config import Settings
 
 _log = structlog.get_logger()
@@ -69,14 +69,14 @@ def check_length(spec: ModelSpec, max_model_len: int) -> None:
 
 
 def usable_memory(settings: Settings) -> int:
-    """Returns the bytes that an executor on a CPU can still allocate: its part of what is free.
+    """Returns the bytes that an executor on a CPU can still allocate with all its ranks: its part of what is free.
 
     Replicas have equal parts, and `model_memory` bounds what all replicas of the model hold together.
     """
     replicas = settings.data_parallel_size
     free = free_memory() // replicas
     if settings.model_memory is not None:
-        free = min(free, settings.model_memory // replicas - resident_bytes(os.getpid()))
+        free = min(free, settings.model_memory // replicas - family_bytes(os.getpid()))
     return max(free, 0)
 
 

@@ -1,4 +1,4 @@
-"""Opens the CPU: loads the model, and the one that drafts for it, and allocates their KV pools."""
+"""Opens the CPU: loads the model, on several ranks if asked, and the one that drafts for it, with their KV pools."""
 
 import functools
 import os
@@ -18,13 +18,17 @@ from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
-from pagewire.services.executor.devices.cpu.device import CpuDevice, multiplies_bf16
-from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
+from pagewire.services.executor.devices.cpu.device import CpuDevice
+from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part, shard_of
+from pagewire.services.executor.devices.cpu.ranks.device import RankedCpuDevice
+from pagewire.services.executor.devices.cpu.ranks.followers import Followers
+from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
 from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.registry import is_native, load_model
+from pagewire.services.executor.models.registry import is_native
+from pagewire.services.executor.rank_processes import MAX_RANKS
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.memory_need import POOL_SHARE
 from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config, tokenizer_folder
@@ -45,16 +49,41 @@ def open_cpu(settings: Settings, folder: Path) -> CpuDevice:
 
     Raises:
         ConfigurationError: the model, or the one that drafts, cannot be loaded, or the pool would be too small.
+        DeviceLost: a rank has ended, or does not arrive in time.
     """
-    if settings.tensor_parallel_size > 1:
-        raise ConfigurationError("device cpu does not support a tensor-parallel-size above 1: set it to 1")
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    if cores > 2:
-        threads = min(threads, cores - 1)  # leaves a core for the other services
-    threads = max(1, threads // settings.data_parallel_size)
+    cores, ranks = len(os.sched_getaffinity(0)), settings.tensor_parallel_size
+    if ranks > MAX_RANKS:
+        raise ConfigurationError(f"tensor-parallel-size {ranks} is too large for a CPU: set it to at most {MAX_RANKS}")
+    if ranks * settings.data_parallel_size > cores:
+        _log.warning("ranks_share_cores", ranks=ranks * settings.data_parallel_size, cores=cores)
     _log.info("loading_kernels", first_time="they are compiled, which takes about 15 s")
-    kernels = CpuKernels(build.load(), threads)
-    loaded = _load(settings, folder, kernels)
+    kernels = CpuKernels(build.load(), threads_of(settings, cores))
+    if ranks == 1:
+        return _open(settings, folder, kernels)
+    followers = Followers.start(settings, folder, kernels)
+    try:
+        return _open(settings, folder, kernels, followers)
+    except BaseException:
+        followers.close()
+        raise
+
+
+def threads_of(settings: Settings, cores: int) -> int:
+    """Returns the maximum threads of each rank: replicas and ranks have equal parts of the cores, of which the other
+    services have one if there are more than two.
+
+    >>> settings = Settings(data_parallel_size=2, tensor_parallel_size=torch.get_num_threads())
+    >>> threads_of(settings, cores=64)
+    1
+    """
+    threads = min(torch.get_num_threads(), cores - 1 if cores > 2 else cores)
+    return max(1, threads // (settings.data_parallel_size * settings.tensor_parallel_size))
+
+
+def _open(settings: Settings, folder: Path, kernels: CpuKernels, followers: Followers | None = None) -> CpuDevice:
+    loaded = _load(settings, folder, kernels, followers)
+    if followers is not None:
+        followers.await_loaded()
     small = draft_model(settings)
     draft = None if small is None else _load_draft(settings, small, loaded, kernels)
 
@@ -63,7 +92,7 @@ def open_cpu(settings: Settings, folder: Path) -> CpuDevice:
         # Beside the kernels, torch has only small operations left.
         torch.set_num_threads(1 if loaded.compiled else count)
 
-    shared_cores = Cores(threads, compute_on)
+    shared_cores = Cores(kernels.threads, compute_on)
     free, windows, block_bytes = usable_memory(settings), loaded.windows, loaded.block_bytes
     if draft is not None:  # whose pool has blocks for as many positions
         block_bytes += -(-draft.block_bytes * len(draft.windows) // len(windows))
@@ -72,7 +101,7 @@ def open_cpu(settings: Settings, folder: Path) -> CpuDevice:
     drafting = None
     if draft is not None:
         drafting = draft.open(settings, blocks // len(windows) * len(draft.windows), slots, shared_cores)
-    device = loaded.open(settings, blocks, slots, shared_cores, drafting)
+    device = loaded.open(settings, blocks, slots, shared_cores, drafting, followers)
     log_pool(device.capacity, block_bytes)
     return device
 
@@ -88,7 +117,9 @@ class _Loaded:
     cached: torch.dtype
     """Dtype of the KV pool."""
     block_bytes: int
-    """Bytes of a block over all layers of a group."""
+    """Bytes of a block over all layers of a group, on all ranks together."""
+    width: int
+    """Features of a hidden state."""
     compiled: bool
     """Whether compiled kernels compute the layers."""
     adapters: CpuAdapters | None
@@ -99,9 +130,18 @@ class _Loaded:
         return self.model.spec.groups.windows
 
     def open(
-        self, settings: Settings, blocks: int, slots: int, cores: Cores, draft: CpuDevice | None = None
+        self,
+        settings: Settings,
+        blocks: int,
+        slots: int,
+        cores: Cores,
+        draft: CpuDevice | None = None,
+        followers: Followers | None = None,
     ) -> CpuDevice:
-        """Allocates a KV pool of so many blocks; returns the device, for which `draft` computes drafts."""
+        """Allocates a KV pool of so many blocks; returns the device, for which `draft` computes drafts.
+
+        `followers` are the other ranks; None: there are none.
+        """
         spec = self.model.spec
         capacity = Capacity(
             num_blocks=blocks,
@@ -115,25 +155,33 @@ class _Loaded:
             pool_bytes=blocks * self.block_bytes + (0 if draft is None else draft.capacity.pool_bytes),
             max_drafts=MAX_DRAFTS if self.compiled else 0,
         )
-        backend = CompiledBackend(self.kernels, spec, capacity, self.cached, self.adapters)
         mode = LogprobsMode(settings.logprobs_mode)
+        if followers is not None:
+            calls = followers.open_calls(capacity, self.width)
+            leading = LeadingLM(self.model, calls, self.kernels)
+            shared = LeadingBackend(self.kernels, spec, capacity, self.cached, calls)
+            return RankedCpuDevice(leading, capacity, shared, cores, mode, draft, followers, calls)
+        backend = CompiledBackend(self.kernels, spec, capacity, self.cached, self.adapters)
         return CpuDevice(self.model, capacity, backend, cores, mode, self.adapters, draft)
 
 
-def _load(settings: Settings, folder: Path, kernels: CpuKernels) -> _Loaded:
+def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: Followers | None = None) -> _Loaded:
+    """Loads a model, or the part of rank 0 if there are other ranks."""
     config = read_config(folder)
     length = max_model_len(settings, config)
     native = is_native(config)
-    emulated = settings.dtype == "auto" and not native and not multiplies_bf16(Path("/proc/cpuinfo"))
-    packing = _packing(settings, kernels if native else None)
-    random = settings.seed if settings.load_format == "dummy" else None
-    loaded = load_model(folder, config, "float32" if emulated else settings.dtype, packing, random)
+    if followers is None:
+        loaded = load_part(settings, folder, config, kernels)
+    else:
+        loaded = load_part(settings, folder, config, kernels, shard_of(settings, 0), followers.collectives)
 
     model = loaded
-    spec, dtype = model.spec, model.embedding.dtype
-    cached = torch.int8 if settings.kv_cache_dtype == "int8" else dtype
+    spec, (_, width), dtype = model.spec, model.embedding.shape, model.embedding.dtype
+    cached = cache_dtype(settings, model)
     check_length(spec, length)
     block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, cached)
+    if followers is not None:
+        block_bytes *= settings.tensor_parallel_size  # no rank has more KV heads than this one
     if not native:
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
@@ -148,7 +196,7 @@ def _load(settings: Settings, folder: Path, kernels: CpuKernels) -> _Loaded:
         model = CompiledLM(model, kernels, length)
         if targets is not None:
             adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
-    return _Loaded(model, kernels, length, cached, block_bytes, compiled, adapters)
+    return _Loaded(model, kernels, length, cached, block_bytes, width, compiled, adapters)
 
 
 def _load_draft(settings: Settings, small: Settings, loaded: _Loaded, kernels: CpuKernels) -> _Loaded:
@@ -172,15 +220,3 @@ def _difference(ids: dict[str, int], own: dict[str, int]) -> str:
     """Returns, in words, a token that has other ids in two tokenizers."""
     token = min(token for token, id_ in ids.items() ^ own.items())
     return f"{token!r}, {ids.get(token, 'none')} instead of {own.get(token, 'none')}"
-
-
-def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
-    """Returns how weights become integers; None if they do not, as where `transformers` computes, without `kernels`."""
-    if settings.quantization == "none" or (settings.quantization == "auto" and settings.dtype != "auto"):
-        return None
-    bits = {"auto": None, "int8": 8, "int4": 4}[settings.quantization]
-    if kernels is None and bits is not None:
-        raise ConfigurationError(
-            f"quantization {settings.quantization} needs a model that the CPU kernels compute: set it to auto"
-        )
-    return None if kernels is None else CpuPacking(kernels, bits)

@@ -1,6 +1,6 @@
 """The interface between the step loop and a device. A device knows slots, blocks and tokens, not sequences or plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,10 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+
+
+class DeviceLost(Exception):
+    """The device can compute no more, whatever the sequences are: a process that is a part of it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,11 @@ class Device(Protocol):
         """Seconds in which the device has computed since it was opened, by the device's clock."""
 
     @property
+    def lost(self) -> bool:
+        """Whether the device can compute no more; its methods then raise `DeviceLost`. Any thread may read it."""
+        return False
+
+    @property
     def progress(self) -> float:
         """A number that grows while a step computes, as with each layer; 0: the device does not say. Any thread may
         read it."""
@@ -278,6 +287,11 @@ class Device(Protocol):
         A position must lie within the slot's blocks, and the KV of every earlier position must be written, or be
         written by a pending step. Later changes of slots have no effect on the step.
         """
+
+    def on_lost(self, wake: Callable[[], None]) -> None:
+        """Has `wake` called, on any thread, when the device becomes lost; at once if it is."""
+        if self.lost:
+            wake()
 
     def close(self) -> None:
         """Frees the memory. No method may be called afterwards."""

@@ -85,10 +85,10 @@ class Collectives(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum of all ranks' `x`, of any shape and floating dtype, in its place."""
 
-    def all_gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
-        """Returns [R, sum of widths], the columns of all ranks in their order, of which `part` [R, width] is one's own.
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Returns [R, sum of sizes], the columns of all ranks in their order, of which `part` [R, width] is one's own.
 
-        `widths` are the numbers of columns of all ranks.
+        `sizes` are the numbers of columns of all ranks.
         """
 
 
@@ -97,15 +97,15 @@ class VocabularyPart:
     """A rank's rows of the vocabulary."""
 
     rows: range
-    widths: tuple[int, ...]
+    sizes: tuple[int, ...]
     """The number of rows of each rank."""
     collectives: Collectives
 
     @classmethod
     def of(cls, vocab_size: int, shard: Shard, unit: int, collectives: Collectives) -> "VocabularyPart":
         """Returns the part of a rank, in units of so many rows."""
-        widths = tuple(len(Shard(rank, shard.size).part(vocab_size, unit)) for rank in range(shard.size))
-        return cls(shard.part(vocab_size, unit), widths, collectives)
+        sizes = tuple(len(Shard(rank, shard.size).part(vocab_size, unit)) for rank in range(shard.size))
+        return cls(shard.part(vocab_size, unit), sizes, collectives)
 
     def look_up(self, embed: Callable[[Tensor], Tensor], token_ids: Tensor) -> Tensor:
         """Returns the embeddings [T, D] of ids [T], of which `embed` has the rank's rows."""
@@ -115,7 +115,7 @@ class VocabularyPart:
 
     def gather(self, logits: Tensor) -> Tensor:
         """Returns the logits [R, V] of all ranks, of which `logits` [R, rows] are the rank's."""
-        return self.collectives.all_gather(logits, self.widths)
+        return self.collectives.all_gather(logits, self.sizes)
 
 
 def take(tensor: Tensor, slices: Slices) -> Tensor:

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +13,7 @@ from pagewire.services.executor.devices.protocol import (
     Candidates,
     Capacity,
     Device,
+    DeviceLost,
     Edits,
     Int64,
     Logprobs,
@@ -126,10 +127,21 @@ class FakeDevice:
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
         self.failing = False
+        self.lost = False
+        self.on_lost_calls: list[Callable[[], None]] = []
         self.recovers = False
         self.closed = False
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0) if gated else None
+
+    def on_lost(self, wake: Callable[[], None]) -> None:
+        self.on_lost_calls.append(wake)
+
+    def lose(self) -> None:
+        """Makes the device lost; pending steps raise."""
+        self.lost = True
+        for wake in self.on_lost_calls:
+            wake()
 
     def allow(self, steps: int = 1) -> None:
         assert self.gate is not None
@@ -226,7 +238,7 @@ class FakeDevice:
         return FakePending(self, np.array(tokens, np.int64), np.array(counts, np.int64))
 
     def close(self) -> None:
-        assert not self.pending or self.failing
+        assert not self.pending or self.failing or self.lost
         self.closed = True
 
 
@@ -247,6 +259,8 @@ class FakePending:
         assert device.pending.popleft() is self, "steps are waited for once and in order"
         if device.gate is not None:
             assert device.gate.acquire(timeout=PATIENCE)
+        if device.lost:
+            raise DeviceLost
         if device.failing:
             raise RuntimeError("the device is on fire")
         device.busy += 0.5

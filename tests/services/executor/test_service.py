@@ -376,7 +376,7 @@ async def test_the_device_is_opened_beside_a_predecessor_if_memory_has_room(
 ) -> None:
     device, resident = FakeDevice(), 1 << 20
     monkeypatch.setattr(step_thread, "open_device", lambda settings, folder: device)
-    monkeypatch.setattr(service, "resident_bytes", lambda pid: resident)
+    monkeypatch.setattr(service, "family_bytes", lambda pid: resident)
     monkeypatch.setattr(capacity, "free_memory", lambda: 2 * resident - (not room))
     predecessor = await asyncio.create_subprocess_exec("sleep", "60")
     monkeypatch.setenv("PAGEWIRE_PREDECESSORS", str(predecessor.pid))

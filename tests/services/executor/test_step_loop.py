@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.results import PlanRefused
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.step_loop import sampling_record
@@ -289,6 +290,24 @@ def test_an_exception_of_the_device_ends_the_loop(gated: Run) -> None:
         gated.ended.result(PATIENCE)
     failed = gated.output()
     assert (failed.step, unpack(failed.failed), failed.sequences) == (0, [7], b"")
+
+
+def test_a_lost_device_ends_the_loop_and_no_sequence_is_named(gated: Run) -> None:
+    gated.inbox.put(plan(1, add(0, 7, [1], [0])))
+    gated.entered()
+    gated.device.lose()
+    gated.device.allow()
+    with pytest.raises(DeviceLost):
+        gated.ended.result(PATIENCE)
+    assert gated.loop.broken
+    assert gated.results.empty()
+
+
+def test_a_device_that_is_lost_without_a_step_ends_the_loop(run: Run) -> None:
+    run.device.lose()
+    with pytest.raises(DeviceLost):
+        run.ended.result(PATIENCE)
+    assert run.loop.broken
 
 
 def test_a_step_that_raises_names_its_sequences_and_a_higher_term_begins_anew(run: Run) -> None:

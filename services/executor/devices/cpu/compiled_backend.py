@@ -53,7 +53,7 @@ class CompiledBackend(Backend):
     def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
         batches = batches_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
         adapted = None if self._adapters is None else self._adapters.of_batch(batch)
-        return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers, adapted)
+        return CompiledAttention(self._kernels, batches, self._tables, self._spec, self.layers, adapted, batch)
 
     @override
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:

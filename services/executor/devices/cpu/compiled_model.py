@@ -8,18 +8,22 @@ from ctypes import Array
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from pagewire.kernels import attention_layer
 from pagewire.kernels.cpu.adapters import StepAdapters, UpdateKernel
-from pagewire.kernels.cpu.decoder import CompiledDecoder, Form, Layer, Pool
+from pagewire.kernels.cpu.collectives import SharedMemoryCollectives
+from pagewire.kernels.cpu.decoder import CompiledDecoder, Form, Layer, Pool, RankPart
 from pagewire.kernels.cpu.experts import CompiledExperts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
 from pagewire.kernels.cpu.packed import Packed, table
+from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts, MixtureOfExperts
+from pagewire.services.executor.models.heads import HeadCut
 from pagewire.services.executor.models.layers import Activate, PackedLinear, RMSNorm
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
@@ -40,6 +44,8 @@ class CompiledAttention(msgspec.Struct, frozen=True):
     """KV pool of each layer."""
     adapted: StepAdapters | None = None
     """The adapters of the step's tokens; None: there are none."""
+    step: StepBatch | None = None
+    """The step itself."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Writes `k` and `v` to the pool, and returns the attention of `q`."""
@@ -63,8 +69,10 @@ class CompiledLM(CausalLM):
         self._updates = Updates(UpdateKernel(kernels))
         for path, number in self.numbers.items():
             products[path].number, products[path].updates = number, self._updates
-        fused = isinstance(model, DecoderLM) and model.vocabulary is None
-        self.decoder = _fused(model, kernels) if fused else None
+        shared = None if model.vocabulary is None else model.vocabulary.collectives
+        self._ranks = shared if isinstance(shared, SharedMemoryCollectives) else None
+        decoder = model if isinstance(model, DecoderLM) and shared is self._ranks else None
+        self.decoder = None if decoder is None else _fused(decoder, kernels, self._ranks)
         """All layers as one call; None unless all of them are kernels of this project."""
         self._layers_done = 0
         """Layers whose attention was computed, over all steps; those of `decoder` are not counted."""
@@ -114,7 +122,13 @@ class CompiledLM(CausalLM):
 
     @override
     def argmax(self, hidden: Tensor) -> Int64 | None:
-        return self._argmax(hidden) if self.vocabulary is None else None
+        if self.vocabulary is None:
+            return self._argmax(hidden)
+        if self._ranks is None:
+            return None
+        largest = torch.empty(len(hidden))
+        ids = self._argmax(hidden, largest)
+        return self._ranks.first_of_largest(largest, np.where(ids < 0, ids, ids + self.vocabulary.rows.start))
 
 
 class Embedding(nn.Module):
@@ -254,9 +268,9 @@ class Linear(nn.Module):
             self.updates.kernel(adapted.rows, self.number, x.contiguous(), product)
         return product
 
-    def argmax(self, x: Tensor) -> Int64:
-        """[T, inputs] -> [T] index of the largest output."""
-        return self._kernels.linear_argmax(x, self.weights)
+    def argmax(self, x: Tensor, largest: Tensor | None = None) -> Int64:
+        """[T, inputs] -> [T] index of the largest output, which is written to `largest` [T] if it is given."""
+        return self._kernels.linear_argmax(x, self.weights, largest)
 
 
 def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int) -> nn.Module:
@@ -298,8 +312,8 @@ def _weights(module: Any, kernels: CpuKernels) -> Packed:
     return module.weights if isinstance(module, Linear) else kernels.pack(module.weight)
 
 
-def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
-    """Returns all layers of `model`, whose modules are already replaced, as one call."""
+def _fused(model: DecoderLM, kernels: CpuKernels, ranks: SharedMemoryCollectives | None) -> CompiledDecoder:
+    """Returns all layers of `model`, whose modules are already replaced, as one call; `ranks` are those of a part."""
     decoder: Any = model.model
     tables = [None if turn is None else decoder.rotaries[turn].table for turn in decoder.turns]
     sizes, groups = model.spec.layers, model.spec.groups.groups
@@ -315,7 +329,12 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
         embedding_scale=spec.embedding_scale,
     )
     places = None if decoder.embed_positions is None else decoder.embed_positions.rows
-    return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form)
+    part = None
+    if ranks is not None and model.vocabulary is not None:
+        heads: HeadCut = decoder.layers[0].self_attn.cut
+        whole, size = heads.whole, heads.whole.head_size
+        part = RankPart(ranks, model.vocabulary.rows.start, whole.heads * size, whole.kv_heads * size, heads.holders)
+    return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form, part)
 
 
 def _layer(layer: Any, sizes: attention_layer.Attention, group: int, number: int, table: Tensor | None) -> Layer:

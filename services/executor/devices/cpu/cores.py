@@ -121,6 +121,11 @@ class Cores:
         self._compute_on(threads)
 
 
+def use_shared_niceness() -> None:
+    """Gives this thread, and those that it starts, the niceness of several threads that compute."""
+    _set_niceness(0, SHARED_NICENESS)
+
+
 def _set_niceness(thread: int, more: int) -> None:
     """Sets the niceness of a thread, 0 for this one, to that of the start and `more`, where that is allowed."""
     with suppress(PermissionError):

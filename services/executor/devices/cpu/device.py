@@ -47,6 +47,12 @@ class Backend(Protocol):
     def attention(self, batch: StepBatch, slots: CpuSlots) -> AttentionFn:
         """Returns the attention of one step."""
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies blocks of the pool, as `Device.copy` describes it."""
+        shared = {id(pool): pool for pool in chain.from_iterable(self.layers)}
+        for pool in shared.values():
+            pool[list(targets)] = pool[list(sources)]
+
     def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
         """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
 
@@ -97,14 +103,15 @@ class CpuDevice(Device):
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
         adapters: AdapterSlots | None = None,
         draft_model: "CpuDevice | None" = None,
+        slots: CpuSlots | None = None,
     ) -> None:
-        """`adapters` are those that `backend` knows."""
+        """`adapters` are those that `backend` knows. `slots` are empty; None: the device makes its own."""
         self.adapters = adapters
         self.draft_model = draft_model
         self.capacity = capacity
         self._busy = 0.0
         self._model = model
-        self._slots = CpuSlots(capacity)
+        self._slots = slots or CpuSlots(capacity)
         self._backend = backend
         self._cores = cores
         self._mode = mode
@@ -140,9 +147,7 @@ class CpuDevice(Device):
 
     @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        shared = {id(pool): pool for pool in chain.from_iterable(self._backend.layers)}
-        for pool in shared.values():
-            pool[list(targets)] = pool[list(sources)]
+        self._backend.copy(sources, targets)
 
     @override
     def launch(self, batch: StepBatch) -> Done:

@@ -24,10 +24,11 @@ class CpuSlots:
         masks: of the slots with a grammar.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, tables: Int64 | None = None) -> None:
+        """`tables` are zeros of the shape below; None: those of an own array."""
         slots = capacity.max_num_seqs
         entries, groups = -(-capacity.max_model_len // capacity.block_size), len(capacity.windows)
-        self.tables = np.zeros((groups, slots, entries), np.int64)
+        self.tables = np.zeros((groups, slots, entries), np.int64) if tables is None else tables
         self.records: Record = np.zeros(slots, RECORD)
         self.num_candidates: Int64 = self.records["num_candidates"]
         self.num_logprobs: Int64 = self.records["num_logprobs"]

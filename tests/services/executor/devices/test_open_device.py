@@ -50,8 +50,9 @@ def test_other_devices_are_refused_by_name(name: str) -> None:
     assert name in refusal(checkpoint("llama"), device=name)
 
 
-def test_tensor_parallelism_is_refused_by_name() -> None:
-    assert "tensor-parallel-size" in refusal(checkpoint("llama"), tensor_parallel_size=2)
+def test_what_ranks_do_not_support_is_refused_by_name() -> None:
+    assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
+    assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:h100"])
@@ -63,7 +64,7 @@ def test_an_fp8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> N
 
 def test_an_executor_takes_no_more_than_the_memory_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "free_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(capacity, "resident_bytes", lambda _: GIB)
+    monkeypatch.setattr(capacity, "family_bytes", lambda _: GIB)
     assert usable_memory(Settings()) == 8 * GIB
     assert usable_memory(Settings(data_parallel_size=2)) == 4 * GIB
     assert usable_memory(Settings(model_memory=3 * GIB)) == 2 * GIB

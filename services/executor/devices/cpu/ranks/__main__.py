@@ -1,0 +1,5 @@
+"""`python -m pagewire.services.executor.devices.cpu.ranks`, which only rank 0 starts."""
+
+from pagewire.services.executor.devices.cpu.ranks.follower import main
+
+main()

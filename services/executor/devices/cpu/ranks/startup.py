@@ -1,0 +1,116 @@
+"""What rank 0 and another rank tell each other at the start, over a socket, as lines of JSON."""
+
+import hashlib
+import socket
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.shared.messages.codec import WIRE_VERSION
+from pagewire.shared.settings.config import Settings
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Tells a rank what to load."""
+
+    settings: Settings
+    folder: str
+    """Folder of the model."""
+    rank: int
+    threads: int
+    memory: int
+    """File descriptor of the memory that all ranks share."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What must be equal on all ranks. The names of the fields are what a refusal names."""
+
+    version: str
+    settings: str
+    model_files: str
+
+    def difference(self, other: "Fingerprint") -> str:
+        """Returns the name of the first field that differs, empty if none does.
+
+        >>> Fingerprint("1", "a", "b").difference(Fingerprint("1", "a", "c"))
+        'model files'
+        """
+        fields = (name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name))
+        return next(fields, "").replace("_", " ")
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Says that a rank has loaded its part of the model, or why it refuses to."""
+
+    fingerprint: Fingerprint | None = None
+    refusal: str = ""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Tells a rank the sizes of the device."""
+
+    capacity: Capacity
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Says that a rank waits for calls."""
+
+    beating: int
+    """Id of the thread that shows that the rank lives."""
+
+
+class Line:
+    """One end of the connection between rank 0 and another rank."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """Returns the file descriptor, which is readable when the peer has ended."""
+        return self._end.fileno()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: the peer has ended.
+        """
+        self._end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self, kind: type[T], timeout: float | None = None) -> T:
+        """Waits for a message, for `timeout` seconds at most.
+
+        Raises:
+            TimeoutError: none has come.
+            EOFError: the peer has ended.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._rest:
+            self._end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+            data = self._end.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return msgspec.json.decode(line, type=kind)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._end.close()
+
+
+def fingerprint_of(settings: Settings, folder: Path) -> Fingerprint:
+    """Returns the fingerprint of this process. Of the model's files it has names, sizes and times."""
+    files = hashlib.sha256()
+    for file in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
+        if file.is_file():
+            status = file.stat()
+            files.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    digest = hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
+    return Fingerprint(str(WIRE_VERSION), digest, files.hexdigest())
