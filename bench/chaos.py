@@ -10,7 +10,9 @@ step. With a simulated device the tokens are not a model's.
 """
 
 import asyncio
+import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,16 +21,20 @@ from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import Any
 
+import msgspec
+
 from pagewire.bench._chaos import figures
 from pagewire.bench._chaos.checks import Seen
 from pagewire.bench._chaos.false_clock import false_clock
 from pagewire.bench._chaos.faults import Applied, Arena, arena
 from pagewire.bench._chaos.figures import Ended
+from pagewire.bench._chaos.other_version import newer_package
 from pagewire.bench._chaos.readers import DEADLINE, Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
-from pagewire.bench._chaos.schedule import DEFAULT, KINDS, SKEW, possible, schedule, select
+from pagewire.bench._chaos.schedule import DEFAULT, JOIN, KINDS, SKEW, possible, schedule, select
 from pagewire.bench._chaos.trial import answers
 from pagewire.bench._common.output import json_file, write
+from pagewire.shared.models.model_folder import served_name
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.settings.flags import Parser
 from pagewire.shared.telemetry import logs
@@ -53,12 +59,15 @@ class Run:
 
     device: str
     executors: int
+    models: int = 1
     start: float = 0.0
     seconds: float = 0.0
     cold_start: float = 0.0
     """Seconds that an idle executor needs, from its end until its successor is ready."""
     faults: list[Applied] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    """Load average of the machine over the last minute, after each fault."""
     unrecovered: str = ""
     """The fault after which the stack has not become ready again."""
 
@@ -74,7 +83,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the requests and the faults")
     parser.add_argument("--minutes", type=float, default=2.0, help="time under faults, per device")
     parser.add_argument("--device", nargs="+", default=["cpu", "sim:h100"], help="devices, one after the other")
-    parser.add_argument("--model", default="", help="model of the stack; default: the default model")
+    text = "models of the stack, served side by side; default: the default model"
+    parser.add_argument("--model", nargs="+", default=[""], help=text)
     parser.add_argument("--executors", type=int, default=1, help="replicas: executors, each with a scheduler")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each executor")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time, half of them over HTTP")
@@ -95,7 +105,7 @@ def main(arguments: list[str]) -> int:
     runs = []
     for device in options.device:
         settings = Settings(
-            model=options.model,
+            model=options.model[0],
             device=device,
             data_parallel_size=options.executors,
             tensor_parallel_size=options.tensor_parallel_size,
@@ -106,7 +116,8 @@ def main(arguments: list[str]) -> int:
             log_level="error",
         )
         clients = Clients(options.clients, options.deadline)
-        run = asyncio.run(measure(settings, options.seed, options.minutes * 60, kinds, clients))
+        others = [msgspec.structs.replace(settings, model=name) for name in options.model[1:]]
+        run = asyncio.run(measure([settings, *others], options.seed, options.minutes * 60, kinds, clients))
         print("\n".join(report(run)))
         runs.append(run)
     write(options.output, parser.prog, arguments, runs=[_raw(run) for run in runs])
@@ -115,15 +126,16 @@ def main(arguments: list[str]) -> int:
 
 def table_of(raw: Mapping[str, Any]) -> list[str]:
     """Returns the table of a run, from its raw results."""
-    return figures.table(
-        label(raw["device"], raw["executors"]), [figures.Row(**row) for row in raw["rows"]], raw["cold_start"]
-    )
+    name = label(raw["device"], raw["executors"], raw.get("models", 1))
+    load = f", load average {raw['load']:.0f}" if "load" in raw else ""
+    return figures.table(name + load, [figures.Row(**row) for row in raw["rows"]], raw["cold_start"])
 
 
-def label(device: str, executors: int) -> str:
-    """Returns the device and the number of executors, in words."""
+def label(device: str, executors: int, models: int) -> str:
+    """Returns the device, the number of models and that of executors of each, in words."""
     simulated = " (simulated)" if device.startswith("sim:") else ""
-    return f"{device}{simulated}, {executors} executor{'s' * (executors > 1)}"
+    several = f"{models} models, each with " if models > 1 else ""
+    return f"{device}{simulated}, {several}{executors} executor{'s' * (executors > 1)}"
 
 
 def report(run: Run) -> list[str]:
@@ -135,14 +147,18 @@ def report(run: Run) -> list[str]:
     return lines
 
 
-async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence[str], clients: Clients) -> Run:
-    """Runs a stack under faults for some time."""
-    run = Run(settings.device, settings.data_parallel_size)
+async def measure(models: Sequence[Settings], seed: int, seconds: float, kinds: Sequence[str], clients: Clients) -> Run:
+    """Runs a stack of these models under faults for some time."""
+    settings = models[0]
+    names = [served_name(model) for model in models] if len(models) > 1 else [""]
+    run = Run(settings.device, settings.data_parallel_size, len(models))
     async with AsyncExitStack() as exits:
         skews = any(kind.startswith(SKEW) for kind in kinds)
         clock = exits.enter_context(false_clock()) if skews else None
-        stack = await exits.enter_async_context(arena(settings, clock))
-        requests = mixture(seed, TOKENS[settings.device.partition(":")[0]])
+        joins = any(kind.startswith(JOIN) for kind in kinds)
+        newer = exits.enter_context(newer_package()) if joins else None
+        stack = await exits.enter_async_context(arena(settings, clock, models[1:], newer))
+        requests = mixture(seed, TOKENS[settings.device.partition(":")[0]], models=names)
         expected = await answers(stack.address, requests)
         run.cold_start = await stack.cold_start()
         run.start = time.monotonic()
@@ -192,6 +208,7 @@ async def _disturb(stack: Arena, seed: int, seconds: float, kinds: Sequence[str]
             run.faults.append(Applied(fault, began, began, time.monotonic()))
             run.unrecovered = f"{fault.kind} at {began - run.start:.1f} s"
             return
+        run.loads.append(os.getloadavg()[0])
         applied = run.faults[-1]
         print(
             f"{began - run.start:7.1f} s  {fault.kind:<18} {applied.over - began:4.1f} s,"
@@ -205,6 +222,8 @@ def _raw(run: Run) -> dict[str, Any]:
         "device": run.device,
         "simulated": run.device.startswith("sim:"),
         "executors": run.executors,
+        "models": run.models,
+        "load": statistics.median(run.loads or [0.0]),
         "seconds": run.seconds,
         "cold_start": run.cold_start,
         "rows": [asdict(row) for row in figures.rows(run.faults, run.ended)],

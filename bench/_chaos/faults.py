@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,26 @@ from pathlib import Path
 import msgspec
 
 from pagewire.bench._chaos.false_clock import FalseClock
+from pagewire.bench._chaos.other_version import serve_beside
 from pagewire.bench._chaos.proxy import HOST, Proxy
-from pagewire.bench._chaos.schedule import CLOCKS, CUT, FULL, KILL, MACHINE, RANK, STARVE, STOP, STORE, Fault
+from pagewire.bench._chaos.schedule import (
+    CLOCKS,
+    CUT,
+    DAMAGE,
+    FULL,
+    KILL,
+    MACHINE,
+    RANK,
+    STARVE,
+    STOP,
+    STORE,
+    VERSION,
+    Fault,
+)
 from pagewire.bench._chaos.starvation import occupy_cores, starve
-from pagewire.bench._chaos.store_faults import disturb_store
+from pagewire.bench._chaos.store_faults import damage_store, disturb_store
 from pagewire.embedded.address import Address
-from pagewire.embedded.programs import GATEWAY, PIPELINE, program_names, replicas_of
+from pagewire.embedded.programs import GATEWAY, PIPELINE, programs_of
 from pagewire.embedded.stack import BROKER, SUPERVISOR, Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
@@ -53,9 +67,16 @@ class Arena:
     """A running stack, and the means to disturb it; `arena` starts one."""
 
     def __init__(
-        self, stack: Stack, proxies: Mapping[str, Proxy], address: Address, bus: Bus, clock: FalseClock | None = None
+        self,
+        stack: Stack,
+        proxies: Mapping[str, Proxy],
+        address: Address,
+        bus: Bus,
+        clock: FalseClock | None = None,
+        newer: Path | None = None,
     ) -> None:
         self._clock = clock
+        self._newer = newer
         self.stack = stack
         self.address = address
         self._proxies = proxies
@@ -74,6 +95,14 @@ class Arena:
             await self._records_stored()
         recovered = time.monotonic()
         return [Applied(fault, began, over, recovered) for fault, over in zip(faults, overs, strict=True)]
+
+    async def unfinished(self) -> int:
+        """Returns the number of requests that are accepted and have not ended."""
+        queues = [
+            await self._bus.store.queue_lengths(subjects.all_work(subjects.model_token(name)))
+            for name in self.stack.models
+        ]
+        return sum(sum(lengths.items.values()) for lengths in queues)
 
     async def cold_start(self) -> float:
         """Kills the idle executor; returns the seconds from then until its successor is ready."""
@@ -102,6 +131,12 @@ class Arena:
         if fault.target == MACHINE:
             await occupy_cores(fault.seconds)
             return time.monotonic()
+        if fault.target == VERSION:
+            assert self._newer is not None, "the stack was started without another version of the package"
+            user, password = self.stack.operator
+            settings = msgspec.structs.replace(self.stack.settings, nats_user=user, nats_password=password)
+            await serve_beside(self._newer, settings, fault.seconds)
+            return time.monotonic()
         program = self._program(fault)
         if fault.target == RANK:
             await self._disturb_rank(program, fault)
@@ -119,7 +154,10 @@ class Arena:
             _send(pid, signal.SIGCONT)  # unless it was given up and killed meanwhile
         else:
             pid = await self._running(program)
-            _send(pid, signal.SIGKILL if fault.action == KILL else signal.SIGTERM)
+            if fault.action == DAMAGE:
+                damage_store(self.stack.brokers[0])
+            else:
+                _send(pid, signal.SIGKILL if fault.action == KILL else signal.SIGTERM)
             # One that is terminated may have a successor before it ends.
             while self.stack.pid(program) in {pid, None} or _runs(pid):  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(POLL)
@@ -156,17 +194,30 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(settings: Settings, clock: FalseClock | None = None) -> AsyncIterator[Arena]:
-    """Starts a stack in which every service reaches the broker through a proxy of its own, inside the block of `clock`
-    if there is one."""
+async def arena(
+    settings: Settings, clock: FalseClock | None = None, others: Sequence[Settings] = (), newer: Path | None = None
+) -> AsyncIterator[Arena]:
+    """Starts a stack in which every service reaches the broker through a proxy of its own.
+
+    Args:
+        settings: the settings of the stack and of its model.
+        clock: the clock inside the block of which this runs, if it can be wrong.
+        others: the settings of further models.
+        newer: folder of the package with another wire version, if its services can join.
+    """
     port, http = _free_ports(2)  # a service that starts again must be found where it was
-    settings = msgspec.structs.replace(settings, port=http, nats_port=port, nats_max_store=MAX_STORE)
+    settings, *others = (
+        msgspec.structs.replace(each, port=http, nats_port=port, nats_max_store=MAX_STORE)
+        for each in (settings, *others)
+    )
     services = (*PIPELINE, GATEWAY)
-    programs = [name for service in services for name in program_names(service, replicas_of(service, settings))]
+    programs = programs_of(settings, [GATEWAY])
+    for model in (settings, *others):
+        programs += programs_of(model, PIPELINE, several=bool(others))
     async with AsyncExitStack() as exits:
-        proxies = {name: await exits.enter_async_context(Proxy(port)) for name in programs}
+        proxies = {program.name: await exits.enter_async_context(Proxy(port)) for program in programs}
         urls = {name: proxy.url for name, proxy in proxies.items()}
-        stack = await exits.enter_async_context(Stack(settings, services, urls))
+        stack = await exits.enter_async_context(Stack(settings, services, urls, others=others))
         address = await stack.ready()
         user, password = stack.operator
         bus = await nats.connect(
@@ -177,7 +228,7 @@ async def arena(settings: Settings, clock: FalseClock | None = None) -> AsyncIte
             inbox_prefix=subjects.service_inbox(SUPERVISOR),  # services answer its questions
         )
         exits.push_async_callback(bus.close)
-        yield Arena(stack, proxies, address, bus, clock)
+        yield Arena(stack, proxies, address, bus, clock, newer)
 
 
 def _runs(pid: int) -> bool:

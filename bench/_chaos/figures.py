@@ -5,14 +5,24 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Seen, Verdict, judge
+from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Refusal, Seen, Verdict, judge
 from pagewire.bench._chaos.faults import Applied
 from pagewire.bench._chaos.requests import Request
-from pagewire.bench._chaos.schedule import DELETE, EDIT, FULL, KINDS, PURGE, TERMINATE
+from pagewire.bench._chaos.schedule import DAMAGE, DELETE, EDIT, FULL, JOIN, KINDS, PURGE, TERMINATE
 from pagewire.bench._common.output import markdown
+from pagewire.services.detokenizer.adopter import UNSTORED_AFTER
 
-ROOM_WITHIN = 5.0
-"""Seconds after a full store has room, or after an operator has changed it, within which requests may be refused."""
+NOTICED_WITHIN = 10.0
+"""Seconds after an operator has changed the store within which its requests are refused, where no core is free."""
+REFUSED_WITHIN = {
+    FULL: 5.0,
+    EDIT: NOTICED_WITHIN,
+    DELETE: NOTICED_WITHIN,
+    PURGE: NOTICED_WITHIN,
+    DAMAGE: UNSTORED_AFTER + NOTICED_WITHIN,
+}
+"""Seconds after a fault of the store within which requests may be refused, by action. What a disk loses may be requests
+that nobody has accepted yet, whose clients wait longer."""
 NONE = "none"
 """Stands for a fault where there was none."""
 
@@ -61,18 +71,21 @@ def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied
     """Judges a request. It is lost as well if it was refused although the fault is no reason for that."""
     verdict = judge(request, wanted, seen)
     for refusal in seen.refusals if verdict.outcome == EXACT else ():
-        if not any(_may_refuse(fault, refusal.at, accepted=refusal.accepted) for fault in faults):
+        if not any(_may_refuse(fault, refusal, request) for fault in faults):
             reason = f"refused{' after it was accepted' * refusal.accepted}: {refusal.message}"
             return Ended(request, seen, Verdict(LOST, reason), refusal.at)
     return Ended(request, seen, verdict)
 
 
-def _may_refuse(applied: Applied, at: float, *, accepted: bool) -> bool:
+def _may_refuse(applied: Applied, refusal: Refusal, request: Request) -> bool:
     """Returns whether a request may be refused then: while the store is full or its settings are wrong, after its items
-    were deleted, and by what is being drained."""
-    if applied.fault.action in {FULL, EDIT, DELETE, PURGE}:
-        return applied.began <= at <= applied.recovered + ROOM_WITHIN
-    return applied.fault.action == TERMINATE and not accepted and applied.began <= at <= applied.recovered
+    were deleted or lost, by what is being drained, and where others say at once that their neighbour is gone: one of
+    several models."""
+    at = refusal.at
+    if (within := REFUSED_WITHIN.get(applied.fault.action)) is not None:
+        return applied.began <= at <= applied.recovered + within
+    refuses = applied.fault.action in {TERMINATE, JOIN} or request.model
+    return bool(refuses) and not refusal.accepted and applied.began <= at <= applied.recovered
 
 
 def cause(each: Ended, faults: Sequence[Applied]) -> Applied | None:

@@ -100,7 +100,7 @@ class NatsReader(Reader):
     async def _attempt(self, request: Request, seen: Seen) -> bool:
         """Sends the request once; returns whether that was the last time."""
         record = self._record = _FrameRecord(seen)
-        stream = self._client.stream(request.prompt, timeout=self._deadline, **request.sampling)
+        stream = self._client.stream(request.prompt, model=request.model, timeout=self._deadline, **request.sampling)
         try:
             if request.streamed:
                 await self._follow(stream, request, seen)
@@ -342,6 +342,8 @@ def _http_body(request: Request) -> bytes:
     if sampling.pop("beam_width", 0):
         sampling["use_beam_search"] = True
     fields = {"prompt": request.prompt, "request_id": secrets.token_hex(12), "stream": request.streamed}
+    if request.model:
+        fields["model"] = request.model
     return json.dumps(fields | sampling).encode()
 
 

@@ -1,6 +1,8 @@
 """The requests of a run, all from a seed."""
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,8 @@ class Request:
     """Sampling fields other than their defaults, with the names of NATS."""
     cancel_after: int = 0
     """Tokens after which the client cancels it; 0: never."""
+    model: str = ""
+    """Name of the model that it is for; empty: the only one."""
 
     @property
     def streamed(self) -> bool:
@@ -44,17 +48,22 @@ class Request:
         return self.streamed and self.shape not in {"slow", "beams"}
 
     def __str__(self) -> str:
-        return f"request {self.number} ({self.shape} over {self.transport})"
+        return f"request {self.number} ({self.shape} over {self.transport}{f' to {self.model}' if self.model else ''})"
 
 
-def mixture(seed: int, tokens: int, rounds: int = 2) -> list[Request]:
-    """Returns `rounds` requests of each shape over each transport. Their answers have up to `tokens` tokens."""
+def mixture(seed: int, tokens: int, rounds: int = 2, models: Sequence[str] = ("",)) -> list[Request]:
+    """Returns `rounds` requests of each shape over each transport to each of the models.
+
+    Their answers have up to `tokens` tokens.
+    """
     rng = random.Random(f"requests {seed}")
-    drawn = [(transport, shape) for _ in range(rounds) for transport in (NATS, HTTP) for shape in SHAPES]
-    return [_draw(rng, number, transport, shape, tokens) for number, (transport, shape) in enumerate(drawn)]
+    drawn = itertools.product(range(rounds), models, (NATS, HTTP), SHAPES)
+    return [
+        _draw(rng, number, model, transport, shape, tokens) for number, (_, model, transport, shape) in enumerate(drawn)
+    ]
 
 
-def _draw(rng: random.Random, number: int, transport: str, shape: str, tokens: int) -> Request:
+def _draw(rng: random.Random, number: int, model: str, transport: str, shape: str, tokens: int) -> Request:
     limit = rng.randint(tokens // 2, tokens)
     sampling: dict[str, Any] = {"max_tokens": limit, "ignore_eos": True, "temperature": 0.0}
     sampled = {"temperature": 0.8, "top_p": 0.95, "seed": rng.randrange(1 << 31)}
@@ -74,4 +83,4 @@ def _draw(rng: random.Random, number: int, transport: str, shape: str, tokens: i
     elif shape in {"cancelled", "slow", "whole"} and rng.random() < 0.5:
         sampling |= sampled
     cancel_after = rng.randint(1, limit // 2) if shape == "cancelled" else 0
-    return Request(number, transport, shape, rng.choice(PROMPTS), sampling, cancel_after)
+    return Request(number, transport, shape, rng.choice(PROMPTS), sampling, cancel_after, model)

@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pagewire.bench._chaos.false_clock import LIBRARIES
+from pagewire.bench._chaos.false_clock import COMPILER
 from pagewire.embedded.programs import GATEWAY, PIPELINE
 from pagewire.embedded.stack import BROKER
 
@@ -13,8 +13,10 @@ SERVICES = (*PIPELINE, GATEWAY)
 KILL, STOP, TERMINATE, CUT, FULL = "kill", "stop", "term", "cut", "full"
 STARVE, BUSY, SKEW = "starve", "busy", "skew"
 DELETE, PURGE, EDIT, PAUSE = "delete", "purge", "edit", "pause"
-STORE, MACHINE, CLOCKS = "store", "machine", "clocks"
-"""Targets that are no process: the work stream, all cores, and the clocks of all services."""
+DAMAGE, JOIN = "damage", "join"
+STORE, MACHINE, CLOCKS, VERSION = "store", "machine", "clocks", "version"
+"""Targets that are no process: the work stream, all cores, the clocks of all services, and services of another wire
+version."""
 RANK = "rank"
 """A process of an executor that has several, but not the one that supervises the others."""
 KINDS = (
@@ -26,17 +28,21 @@ KINDS = (
     f"{SKEW}:{CLOCKS}",
     *(f"{action}:{STORE}" for action in (DELETE, PURGE, EDIT, PAUSE)),
     *(f"{action}:{RANK}" for action in (KILL, STOP)),
+    f"{DAMAGE}:{BROKER}",
+    f"{JOIN}:{VERSION}",
 )
 """SIGKILL, SIGSTOP and later SIGCONT, SIGTERM, a lost network, a full store, a twentieth of a core, 16 busy processes,
-clocks that differ from the broker's, and what somebody with all rights does to the work stream by hand."""
-DEFAULT = tuple(kind for kind in KINDS if LIBRARIES or not kind.startswith(SKEW))
+clocks that differ from the broker's, what somebody with all rights does to the work stream by hand, SIGKILL of the
+broker with the loss of a part of its disk, and services of another wire version that join and leave."""
+DEFAULT = tuple(kind for kind in KINDS if COMPILER or not kind.startswith(SKEW))
 """The kinds that this machine can do."""
 SHORT, LONG = (0.3, 1.5), (2.5, 4.5)
 """Seconds for which a service is frozen or cut off: within the silence after which it counts as gone, and beyond."""
 FILLED = (0.5, 3.0)
 """Seconds for which the store is full."""
 STARVED = (3.0, 8.0)
-"""Seconds without cores, or with wrong clocks: beyond the silence after which a service counts as gone."""
+"""Seconds without cores, with wrong clocks, or beside services of another version: beyond the silence after which a
+service counts as gone."""
 REST = (0.1, 0.8)
 """Seconds between the recovery of the stack and the next fault."""
 
@@ -76,8 +82,8 @@ def select(text: str) -> tuple[str, ...]:
     for name in named:
         if name not in KINDS and name not in actions:
             raise ArgumentTypeError(f"there is no fault {name}: choose from {', '.join(KINDS)}")
-        if name.partition(":")[0] == SKEW and not LIBRARIES:
-            raise ArgumentTypeError(f"{SKEW} needs libfaketime: install Debian's package of that name")
+        if name.partition(":")[0] == SKEW and not COMPILER:
+            raise ArgumentTypeError(f"{SKEW} needs a C compiler: install one, as `cc`")
     return tuple(kind for kind in KINDS if kind in named or kind.partition(":")[0] in named)
 
 
@@ -96,8 +102,8 @@ def schedule(seed: int, kinds: Sequence[str] = KINDS) -> Iterator[Fault]:
     while True:
         for kind in rng.sample(kinds, len(kinds)):
             action = kind.partition(":")[0]
-            lasts = {FULL: FILLED, STARVE: STARVED, BUSY: STARVED, SKEW: STARVED}.get(action) or rng.choice(
-                (SHORT, LONG)
-            )
-            seconds = rng.uniform(*lasts) if action in {STOP, CUT, FULL, STARVE, BUSY, SKEW} else 0.0
+            lasts = {FULL: FILLED, STARVE: STARVED, BUSY: STARVED, SKEW: STARVED, JOIN: STARVED}.get(
+                action
+            ) or rng.choice((SHORT, LONG))
+            seconds = rng.uniform(*lasts) if action in {STOP, CUT, FULL, STARVE, BUSY, SKEW, JOIN} else 0.0
             yield Fault(kind, rng.uniform(*REST), seconds, rng.randrange(1 << 16))

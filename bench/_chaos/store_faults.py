@@ -1,11 +1,15 @@
-"""Harms the store as an operator with all rights may: fills it, and deletes, purges, edits or pauses its streams."""
+"""Harms the store as an operator with all rights may, who fills it and deletes, purges, edits or pauses its streams,
+and as a disk does that loses a part of them."""
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import msgspec
 
 from pagewire.bench._chaos.schedule import DELETE, EDIT, FULL, PAUSE, PURGE
+from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.streams import WORK_STREAM
 
@@ -42,6 +46,14 @@ async def disturb_store(bus: Bus, action: str, seconds: float) -> None:
                 await _call(bus, f"CONSUMER.PAUSE.{WORK_STREAM}.{name}", {"pause_until": FAR})
         case _:
             raise ValueError(f"the store has no fault {action}")
+
+
+def damage_store(broker: Broker) -> None:
+    """Kills the broker and cuts off half of the work stream's newest block, before it is started again."""
+    blocks = broker.folder.rglob(f"{WORK_STREAM}/msgs/*.blk")
+    newest = max(blocks, key=lambda file: int(file.stem))
+    os.kill(broker.pid, signal.SIGKILL)
+    os.truncate(newest, newest.stat().st_size // 2)
 
 
 async def _fill(bus: Bus, seconds: float) -> None:

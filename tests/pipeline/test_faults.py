@@ -9,8 +9,9 @@ import pytest
 from pagewire.bench._chaos.checks import Seen
 from pagewire.bench._chaos.faults import Arena, arena
 from pagewire.bench._chaos.figures import failures
+from pagewire.bench._chaos.other_version import newer_package
 from pagewire.bench._chaos.requests import Request, mixture
-from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, KILL, KINDS, SKEW, STARVE, STOP, Fault, possible
+from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, JOIN, KILL, KINDS, SKEW, STARVE, STOP, Fault, possible
 from pagewire.bench._chaos.trial import answers, disturb
 from pagewire.embedded.programs import GATEWAY, PIPELINE
 from pagewire.embedded.stack import BROKER
@@ -28,9 +29,14 @@ SETTINGS = Settings(
     spec_type="suffix",  # which must lose nothing either
 )
 TOKENS = 160
-LASTS = {STOP: 0.7, CUT: 0.7, FULL: 0.5, STARVE: 3.0, BUSY: 3.0}
+LASTS = {STOP: 0.7, CUT: 0.7, FULL: 0.5, STARVE: 3.0, BUSY: 3.0, JOIN: 3.0}
 """Seconds by action: for a service that does nothing, less than the silence after which it counts as gone."""
-SELDOM = {f"{STARVE}:{service}" for service in (*PIPELINE, GATEWAY, BROKER) if service != "executor"} | {"busy:machine"}
+SELDOM = {
+    *(f"{STARVE}:{service}" for service in (*PIPELINE, GATEWAY, BROKER) if service != "executor"),
+    "busy:machine",
+    "damage:broker",
+    "join:version",
+}
 """Kinds that only long runs try."""
 BEYOND_SILENCE = 3.0
 
@@ -57,8 +63,9 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     """One stack for all faults: to start one takes as long as a trial."""
     requests = mixture(seed=1, tokens=TOKENS, rounds=1)
-    async with arena(SETTINGS) as stack:
-        yield Served(stack, requests, await answers(stack.address, requests))
+    with newer_package() as newer:
+        async with arena(SETTINGS, newer=newer) as stack:
+            yield Served(stack, requests, await answers(stack.address, requests))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ disk is cut off. Each stream must end with the text of an undisturbed run, or wi
 
 import argparse
 import asyncio
-import os
-import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,19 +16,16 @@ from functools import partial
 from typing import Any
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._chaos.schedule import DELETE, EDIT, PAUSE, PURGE
-from pagewire.bench._chaos.store_faults import disturb_store
+from pagewire.bench._chaos.schedule import DAMAGE, DELETE, EDIT, PAUSE, PURGE
+from pagewire.bench._chaos.store_faults import damage_store, disturb_store
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.errors import Unavailable
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
 
-DAMAGE = "damage"
-"""The broker is killed, and half of the newest block of its disk is lost."""
 CHANGES = (DELETE, PURGE, EDIT, PAUSE, DAMAGE)
 SLOTS = 4
 TOKENS = 600
@@ -155,13 +150,5 @@ async def _change(change: str, broker: Broker, operator: nats.NatsBus) -> None:
     if change != DAMAGE:
         await disturb_store(operator, change, 0.0)
         return
-    _damage(broker)
+    damage_store(broker)
     await operator.wait_connected()
-
-
-def _damage(broker: Broker) -> None:
-    """Kills the broker and cuts off half of its newest block, before the stack has started it again."""
-    blocks = broker.folder.rglob(f"{WORK_STREAM}/msgs/*.blk")
-    newest = max(blocks, key=lambda file: int(file.stem))
-    os.kill(broker.pid, signal.SIGKILL)
-    os.truncate(newest, newest.stat().st_size // 2)

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, Verdict
 from pagewire.bench._chaos.faults import Applied
 from pagewire.bench._chaos.figures import Ended, examine, failures, pauses, rows, table
@@ -64,6 +66,27 @@ def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
     assert outcome(41.0, accepted=False) == "exact"
     assert outcome(41.0, accepted=True) == "lost", "a drain ends what was accepted"
     assert outcome(11.0, accepted=False) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "accepted", "expected"),
+    [
+        ("purge:store", 9.0, True, "exact"),
+        ("purge:store", 11.0, True, "lost"),
+        ("damage:broker", 25.0, False, "exact"),
+        ("damage:broker", 35.0, False, "lost"),
+        ("join:version", -0.5, False, "exact"),
+        ("join:version", -0.5, True, "lost"),
+    ],
+)
+def test_what_the_store_has_lost_may_be_refused_for_a_while(
+    kind: str, after: float, accepted: bool, expected: str
+) -> None:
+    fault = Applied(Fault(kind), 10.0, 10.1, 13.0)
+    at = fault.recovered + after
+    whole = Seen(0.0, choices={0: SeenChoice("a")})
+    refused = Seen(9.0, ended=at + 1, choices={0: SeenChoice("a")}, refusals=[Refusal(at, "gone", accepted)])
+    assert examine(STREAM, whole, refused, [fault]).verdict.outcome == expected
 
 
 def test_the_table_has_a_line_per_kind_and_one_for_all() -> None:

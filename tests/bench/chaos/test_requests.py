@@ -1,3 +1,5 @@
+from itertools import product
+
 from pagewire.bench._chaos.requests import SHAPES, mixture
 
 
@@ -12,6 +14,12 @@ def test_every_shape_goes_over_each_transport() -> None:
     for transport in ("nats", "http"):
         shapes = [request.shape for request in requests if request.transport == transport]
         assert sorted(shapes) == sorted(SHAPES * 3)
+
+
+def test_each_model_gets_every_shape_over_each_transport() -> None:
+    requests = mixture(1, 40, rounds=1, models=("a", "b"))
+    kinds = [(request.model, request.transport, request.shape) for request in requests]
+    assert sorted(kinds) == sorted(product(("a", "b"), ("nats", "http"), SHAPES))
 
 
 def test_answers_can_be_repeated() -> None:

@@ -28,17 +28,17 @@ def test_freezes_and_cuts_last_for_less_and_for_more_than_the_silence_that_count
 
 def test_kinds_are_chosen_by_name_and_by_action() -> None:
     assert select("stop:scheduler, cut") == ("stop:scheduler", *(kind for kind in KINDS if kind.startswith("cut:")))
-    others = "kill,stop,term,cut,full,starve,busy,delete,purge,edit,pause"
+    others = "kill,stop,term,cut,full,starve,busy,delete,purge,edit,pause,damage,join"
     assert set(select(others)) == {kind for kind in KINDS if kind != "skew:clocks"}
     with pytest.raises(ArgumentTypeError, match="no fault burn"):
         select("kill,burn")
 
 
-def test_wrong_clocks_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.bench._chaos.schedule.LIBRARIES", [])
-    with pytest.raises(ArgumentTypeError, match="libfaketime"):
+def test_wrong_clocks_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.bench._chaos.schedule.COMPILER", None)
+    with pytest.raises(ArgumentTypeError, match="C compiler"):
         select("skew")
-    monkeypatch.setattr("pagewire.bench._chaos.schedule.LIBRARIES", ["/usr/lib/libfaketimeMT.so.1"])
+    monkeypatch.setattr("pagewire.bench._chaos.schedule.COMPILER", "/usr/bin/cc")
     assert select("skew") == ("skew:clocks",)
 
 
