@@ -55,7 +55,7 @@ def _tensors(data: bytes) -> Mapping[str, Tensor]:
 def _pairs(tensors: Mapping[str, Tensor]) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Returns both factors of each module, by its name."""
     halves: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # safetensors has them in any order, on which sums must not depend
         kind = next((kind for kind in (SHRINK, EXPAND) if name.endswith(kind)), None)
         if kind is None or not name.startswith(PREFIX):
             raise ConfigurationError(f"the adapter has a tensor {name}, which is no factor of a matrix")
