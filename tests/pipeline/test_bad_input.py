@@ -26,6 +26,9 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": CHAT},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
+    "/api/chat": {"model": "bundled", "messages": CHAT, "options": {"num_predict": 1}, "stream": False},
+    "/api/generate": {"model": "bundled", "prompt": "x", "options": {"num_predict": 1}, "stream": False},
+    "/api/show": {"model": "bundled"},
 }
 ADAPTERS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 """Routes that only stacks with adapters have."""
@@ -94,8 +97,11 @@ def test_an_empty_value_has_no_effect(url: str, field: dict[str, Any]) -> None:
 
 
 def refusal(answer: httpx.Response, path: str) -> str:
-    """Returns what an error says, which has the shape of its route: OpenAI's, or Anthropic's."""
+    """Returns what an error says, which has the shape of its route: OpenAI's, Anthropic's or Ollama's."""
     body = answer.json()
+    if path.startswith("/api"):
+        assert body.keys() == {"error"}
+        return str(body["error"])
     if path.startswith("/v1/messages"):
         assert (body.keys(), body["type"]) == ({"type", "error"}, "error")
         assert body["error"].keys() == {"type", "message"}
@@ -146,8 +152,8 @@ def test_a_number_that_is_none_is_refused(url: str, path: str) -> None:
     for text in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
         body = json.dumps(VALID[path]).encode()[:-1] + b', "temperature": ' + text + b"}"
         answer = post(url, body, path)
-        if text == b"1e999" and not ROUTES[path].streams:
-            continue  # a number that JSON allows, in a field that these routes do not have
+        if text == b"1e999" and "temperature" not in {name for name, _, _ in fields(ROUTES[path])}:
+            continue  # a number that JSON allows, in a field that the route does not have
         assert answer.status_code == 400, text
         assert refusal(answer, path)
 
@@ -198,6 +204,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(url: str, path: str) -> N
     connection.endheaders(b"{")
     answer = connection.getresponse()
     assert answer.status == 413
-    assert "bytes" in json.loads(answer.read())["error"]["message"]
+    error = json.loads(answer.read())["error"]
+    assert "bytes" in (error if path.startswith("/api") else error["message"])
     connection.close()
     assert post(url, VALID[path], path).status_code == 200

@@ -39,7 +39,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving("--trace-dir", str(folder), *SMALL) as served:
         yield served
         started = served.processes()
-        assert len(started) == 6
+        assert len(started) >= 6, "the services, the broker, and processes that wait to become services"
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
     assert not any(alive(pid) for pid in started), "something was left behind"
@@ -163,7 +163,7 @@ async def test_a_killed_service_comes_back(stack: Served, text: str) -> None:
 async def test_a_service_that_ends_again_and_again_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     crash = (sys.executable, "-c", "raise SystemExit(1)")
     monkeypatch.setattr(ServiceProgram, "command", property(lambda program: crash))
-    settings = Settings(model=BUNDLED, nats_port=0, log_level="critical")
+    settings = Settings(model=BUNDLED, nats_port=0, log_level="error")
     with pytest.raises(errors.Unavailable, match="tokenizer has ended 3 times"):
         async with Stack(settings, ("tokenizer",)) as stack:
             await stack.ready()
