@@ -44,7 +44,7 @@ class Spares:
             with ours:
                 with theirs:
                     process = await asyncio.create_subprocess_exec(
-                        *command, env=environment, stdin=theirs, stdout=2, start_new_session=True
+                        *command, env=environment, stdin=theirs.fileno(), stdout=2, start_new_session=True
                     )
                 await self._wait(command, _Spare(process, ours))
 

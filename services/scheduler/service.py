@@ -205,6 +205,8 @@ class Scheduler:
         if self._manager.end_trial(term):
             term.executor.end_term()
             return
+        if term.policy.is_settled:  # as after most steps
+            return
         now, slowest_reader = self._bus.store.now(), self._detokenizers.slowest_reader(term.number)
         more = True
         while more:

@@ -170,6 +170,14 @@ class Policy:
         if outputs := len(sequence.tokens) - sequence.num_prompt_tokens:
             self.budget.count(sequence.num_prompt_tokens - (sequence.num_cached_tokens or 0), outputs)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all sequences decode, with blocks for the steps ahead, and the lease lasts: no plan is needed."""
+        sequences = self.sequences
+        waits = self.waiting or sequences.prefills or sequences.needs_blocks or self.beam_search
+        removes = sequences.pending_frees.removed_slots or self._last_order
+        return not (waits or removes) and self.lease_until - self.num_steps > self.limits.window // 2
+
     def schedule(self, now: float, slowest_reader: int | None) -> Decision:
         """Decides what runs next. The caller repeats the call until there is no plan.
 

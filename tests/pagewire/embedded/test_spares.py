@@ -77,14 +77,21 @@ async def supervised(folder: Path) -> AsyncIterator[Supervisor]:
         os.close(writer)
 
 
+async def restart(supervisor: Supervisor, folder: Path) -> dict[str, Any]:
+    """Kills the worker; returns what its next process has seen."""
+    starts = len(reports(folder))
+    supervisor.kill("worker")
+    await until(lambda: len(reports(folder)) > starts)
+    return reports(folder)[-1]
+
+
 async def restart_in_spare(supervisor: Supervisor, folder: Path) -> dict[str, Any]:
     """Kills the worker until it has started in a spare process, as soon as one is waiting; returns what it has seen."""
     while True:
-        spares, starts = spare_processes(), len(reports(folder))
-        supervisor.kill("worker")
-        await until(lambda starts=starts: len(reports(folder)) > starts)
-        if reports(folder)[-1]["pid"] in spares:
-            return reports(folder)[-1]
+        spares = spare_processes()
+        report = await restart(supervisor, folder)
+        if report["pid"] in spares:
+            return report
 
 
 async def test_a_program_that_is_killed_goes_on_in_the_spare_process(tmp_path: Path) -> None:

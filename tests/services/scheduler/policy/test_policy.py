@@ -576,6 +576,22 @@ def test_the_budget_is_fixed_where_the_device_names_no_maximum() -> None:
     assert set(totals_at(engine, us_per_token=1500, rounds=5)) == {400}
 
 
+def test_between_two_plans_a_policy_whose_sequences_decode_is_settled() -> None:
+    engine = make_engine(num_blocks=64, block_size=16, budget=64, window=8)
+    engine.add([1] * 20, max_tokens=40)
+    settled = []
+    for _ in range(30):
+        engine.plan()
+        engine.executor.run()
+        engine.read()
+        settled.append(engine.policy.is_settled)
+    assert sum(settled) > len(settled) / 2
+    engine.add([1] * 20)
+    assert not engine.policy.is_settled
+    engine.drain()
+    engine.assert_exact()
+
+
 def test_plans_name_each_growing_slot_once() -> None:
     engine = make_engine(window=8, block_size=4)
     engine.add([1] * 3, max_tokens=40)

@@ -16,7 +16,7 @@ from pagewire.services.scheduler.policy.beam_search.fork_blocks import fork_bloc
 from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.policy.block_pool import BlockPool, IntegrityError
 from pagewire.services.scheduler.policy.pending_frees import PendingFrees
-from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.policy import Decision, Policy
 from pagewire.services.scheduler.policy.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.policy.sequence_table import SequenceTable
@@ -241,7 +241,9 @@ class Scheduling(RuleBasedStateMachine):
         planned = True
         while planned:
             prompts = list(self.policy.sequences.prefills.values())
+            settled = self.policy.is_settled
             decision = self.policy.schedule(self.now, None)
+            assert not settled or decision == Decision(None, [], [], [])
             for sequence in decision.expired:
                 assert self.live[sequence].sequence.deadline <= self.now
                 self.ended(self.live[sequence], aborted=True)
