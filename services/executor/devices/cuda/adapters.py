@@ -31,6 +31,7 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.protocol import AdapterSlots, Int64, LoadedAdapter, StepBatch
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.shared.errors import ConfigurationError
 
 
 class Product(NamedTuple):
@@ -107,7 +108,11 @@ class CudaAdapters(AdapterSlots):
         del self._slots[slot]
 
     def begin(self, batch: StepBatch, tokens: int) -> None:
-        """Enqueues what the next step needs, a step of `tokens` tokens with padding."""
+        """Enqueues what the next step needs, a step of `tokens` tokens with padding.
+
+        Raises:
+            ConfigurationError: the step has more adapters than there are places.
+        """
         adapters: dict[int, Updates] = {}
         for row, slot in enumerate(batch.slots.tolist()) if self._slots else ():
             if (adapter := self._slots.get(slot)) is not None:
@@ -136,12 +141,17 @@ class CudaAdapters(AdapterSlots):
 
     def _place(self, adapters: Mapping[int, Updates]) -> dict[int, int]:
         """Returns the place of each adapter, and sends those that have none."""
+        if len(adapters) > len(self._places):
+            raise ConfigurationError(
+                f"a step has {len(adapters)} adapters, and there is room for {len(self._places)}: "
+                "give max-loras of the scheduler to the executor too"
+            )
         places = {id(packed): place for place, packed in self._places.items() if id(packed) in adapters}
         for place in places.values():
             self._places.move_to_end(place)
         for key, packed in adapters.items():
             if key not in places:
-                place = places[key] = next(iter(self._places))  # a plan has no more adapters than there are places
+                place = places[key] = next(iter(self._places))
                 self._places[place] = packed
                 self._places.move_to_end(place)
                 self.updates.factors[place, : len(packed.factors)].copy_(packed.factors, non_blocking=True)

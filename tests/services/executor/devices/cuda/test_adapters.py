@@ -14,6 +14,7 @@ from pagewire.services.executor.adapters.reading import read_adapter
 from pagewire.services.executor.devices.cuda.adapters import gather
 from pagewire.services.executor.devices.protocol import AdapterSlots
 from pagewire.shared.adapters.files import read_files
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda.twins import GREEDY, Host, Text, batch_of, compiled_device, cuda_device
 from tests.support.adapters import FAMILY_TARGETS, TARGETS, write_adapter
@@ -96,6 +97,17 @@ def test_more_adapters_than_places_take_turns(tmp_path: Path) -> None:
     cpu, cuda = tokens
     np.testing.assert_allclose(cuda, cpu, atol=1e-4)
     assert len(np.unique(cpu.round(4))) == len(cpu), "each adapter has its effect"
+
+
+def test_a_step_with_more_adapters_than_places_is_refused(tmp_path: Path) -> None:
+    device = cuda_device("llama", captured=False, max_loras=1)
+    assert device.adapters is not None
+    for slot, folder in enumerate(folders(tmp_path, "llama")[1:3]):
+        assert folder is not None
+        device.add(slot, [slot], GREEDY)
+        put(device.adapters, slot, folder)
+    with pytest.raises(ConfigurationError, match="2 adapters, and there is room for 1: give max-loras"):
+        device.launch(batch_of((0, 0, [7], True), (1, 0, [8], True)))
 
 
 def test_a_step_larger_than_any_graph_leaves_what_the_graphs_read_behind(tmp_path: Path) -> None:
