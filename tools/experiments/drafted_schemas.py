@@ -29,7 +29,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "draft_model": {"speculative_config": f'{{"model": "{BUNDLED}"}}'},
 }
 """Settings of each stack; the draft model is the model itself."""
-MAX_TOKENS = 160
+MAX_TOKENS = 96
 TEMPERATURES = (0.0, 0.7, 1.3)
 
 

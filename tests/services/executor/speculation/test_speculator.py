@@ -95,13 +95,13 @@ class Costly(Constant):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self._seconds = seconds
-        self.rooms: list[int] = []
+        self.limits: list[int] = []
 
     def seconds(self, rows: int, most: int) -> Float64:
         return np.arange(most + 1.0) * self._seconds
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:
-        self.rooms.append(max(row.room for row in rows))
+        self.limits.append(max(row.room for row in rows))
         return super().draft(rows)
 
 
@@ -114,4 +114,4 @@ def test_no_more_is_drafted_than_the_time_of_drafting_pays_for(seconds: float, m
     costly.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
     (tokens,) = costly.draft(rows(1), 1, 1)
     assert len(tokens) == most
-    assert drafter.rooms == [most] * (most > 0), "what does not pay is not even asked for"
+    assert drafter.limits == [most] * (most > 0), "what does not pay is not even asked for"
