@@ -40,6 +40,7 @@ MODULES = [
     "pagewire.services.gateway.requests.anthropic_blocks",
     "pagewire.services.gateway.requests.api_elements",
     "pagewire.services.gateway.requests.chat_request",
+    "pagewire.services.gateway.requests.ollama_request",
     "pagewire.services.gateway.requests.responses_tools",
     "pagewire.services.scheduler.policy.adapter_admission",
     "pagewire.services.scheduler.policy.beam_search.ranking",

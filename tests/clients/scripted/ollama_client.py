@@ -14,7 +14,7 @@ def get_weather(city: str) -> str:
     Args:
         city: The name of the city.
     """
-    return TEMPERATURE
+    return str(TEMPERATURE)
 
 
 CITY: dict[str, Any] = {
@@ -40,7 +40,7 @@ def tools(url: str) -> None:
     client = ollama.Client(url)
     messages: list[Any] = [{"role": "user", "content": CALLS}]
     message = client.chat(MODEL, messages, tools=[get_weather]).message
-    (call,) = message.tool_calls or ()
+    (call,) = message.tool_calls
     assert call.function.arguments == {"city": "Paris"}, message
     result = get_weather(**call.function.arguments)
     messages += [message, {"role": "tool", "tool_name": call.function.name, "content": result}]
@@ -83,7 +83,7 @@ def _refusal(request: Callable[[], object]) -> str:
     try:
         request()
     except ollama.ResponseError as error:
-        return error.error
+        return str(error.error)
     return "not refused"
 
 

@@ -89,12 +89,12 @@ def _product(name: str, layer: str, rows: int, outputs: int, inputs: int) -> Pro
         REGISTERS // (registers * threads),
         SHARED_MEMORY[ARCH] // shared if shared else MOST_PROGRAMS,
     )
-    scales = 4 * outputs * (inputs // group)
+    scales, element = 4 * outputs * (inputs // group), 2 if form.tensors["x"] == "bf16" else 1
     return Product(
         format=name,
         layer=layer,
         rows=rows,
-        moved=outputs * inputs * bits // 8 + scales + 2 * rows * (inputs + outputs),
+        moved=outputs * inputs * bits // 8 + scales + rows * (inputs * element + 2 * outputs),
         per_code=loop * threads / codes,
         programs=programs,
         resident=resident,

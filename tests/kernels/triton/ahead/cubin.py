@@ -40,9 +40,6 @@ def machine_code(cubin: bytes) -> MachineCode:
 def amd_resources(assembly: str) -> MachineCode:
     """Returns the vector registers and the spills of the only kernel of AMD's assembly, from its metadata.
 
-    >>> amd_resources("    .vgpr_count:     33\\n    .vgpr_spill_count: 0\\n")
-    MachineCode(registers=33, spills=0)
-
     Raises:
         ValueError: the text has no kernel, or several.
     """

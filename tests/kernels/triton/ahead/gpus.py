@@ -36,9 +36,5 @@ def part_of(gpu: Gpu) -> int:
 
 
 def name_of(gpu: Gpu) -> str:
-    """Returns the compiler's name of a GPU.
-
-    >>> name_of(90), name_of("gfx942")
-    ('sm_90', 'gfx942')
-    """
+    """Returns the compiler's name of a GPU: 90 is sm_90, and AMD's names are their own."""
     return f"sm_{gpu}" if isinstance(gpu, int) else gpu
