@@ -108,9 +108,10 @@ class Followers:
             DeviceLost: a rank has ended, or does not arrive in time.
         """
         expected = fingerprint_of(self._settings, self._folder)
-        timeout = START_TIMEOUT + time.monotonic() - self._started
+        now = time.monotonic()
+        until = now + START_TIMEOUT + (now - self._started)
         for follower in self._all:
-            loaded = self._receive(follower, Loaded, timeout)
+            loaded = self._receive(follower, Loaded, until)
             if loaded.fingerprint is None:
                 raise ConfigurationError(f"rank {follower.rank}: {loaded.refusal}")
             if difference := expected.difference(loaded.fingerprint):
@@ -133,8 +134,9 @@ class Followers:
                 follower.line.send(Sizes(capacity))
             except OSError as error:
                 raise self._ended(follower) from error
+        until = time.monotonic() + START_TIMEOUT
         for follower in self._all:
-            follower.thread = self._receive(follower, Ready, START_TIMEOUT).beating
+            follower.thread = self._receive(follower, Ready, until).beating
             follower.core_wait = seconds_without_core(follower.thread)
         self._watching = threading.Thread(target=self._watch, args=(calls,), name="ranks", daemon=True)
         self._watching.start()
@@ -159,11 +161,12 @@ class Followers:
             follower.line.close()
         os.close(self._memory)
 
-    def _receive(self, follower: _Follower, kind: type[T], timeout: float) -> T:
+    def _receive(self, follower: _Follower, kind: type[T], until: float) -> T:
         try:
-            return follower.line.receive(kind, timeout)
+            return follower.line.receive(kind, max(0.0, until - time.monotonic()))
         except TimeoutError as error:
-            raise DeviceLost(f"rank {follower.rank} has not arrived within {timeout:.0f} s") from error
+            waited = time.monotonic() - self._started
+            raise DeviceLost(f"rank {follower.rank} has not arrived within {waited:.0f} s") from error
         except (EOFError, OSError) as error:
             raise self._ended(follower) from error
 
