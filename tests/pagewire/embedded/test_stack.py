@@ -163,7 +163,7 @@ async def test_a_killed_service_comes_back(stack: Served, text: str) -> None:
 async def test_a_service_that_ends_again_and_again_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     crash = (sys.executable, "-c", "raise SystemExit(1)")
     monkeypatch.setattr(ServiceProgram, "command", property(lambda program: crash))
-    settings = Settings(model=BUNDLED, nats_port=0, log_level="critical")
+    settings = Settings(model=BUNDLED, nats_port=0, log_level="error")
     with pytest.raises(errors.Unavailable, match="tokenizer has ended 3 times"):
         async with Stack(settings, ("tokenizer",)) as stack:
             await stack.ready()
