@@ -159,7 +159,7 @@ async def measure(models: Sequence[Settings], seed: int, seconds: float, kinds: 
         newer = exits.enter_context(newer_package()) if joins else None
         stack = await exits.enter_async_context(arena(settings, clock, models[1:], newer))
         requests = mixture(seed, TOKENS[settings.device.partition(":")[0]], models=names)
-        expected = await answers(stack.address, requests)
+        expected = await answers(stack.address, requests, clients.deadline)
         run.cold_start = await stack.cold_start()
         run.start = time.monotonic()
         ending = asyncio.Event()

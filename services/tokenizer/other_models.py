@@ -46,6 +46,7 @@ class OtherModels:
         info = next((info for info in infos if subjects.model_token(info.name) == token), None)
         if info is not None:
             token = subjects.model_token(info.parent or info.name)  # its tokenizers know the adapters of a model
+        if info is not None or self._peers.has_other_version("tokenizer"):  # which may serve it: nobody here can tell
             verb = message.subject.split(".")[-2]
             headers = {**message.headers, ORIGINAL: message.subject}
             subject = f"{subjects.FORWARD}.{verb}.{token}"

@@ -52,6 +52,8 @@ class Peers:
         """By instance: the last heartbeat, and when it arrived or was repeated last."""
         self._heard_at = self._heard_since = time.monotonic()
         """When the last heartbeat arrived, and since when none can have been missed."""
+        self._unreadable: dict[str, float] = {}
+        """When the last heartbeat of another wire version arrived, by service."""
 
     async def listen(
         self,
@@ -94,6 +96,10 @@ class Peers:
         """Returns whether an instance serves another model only."""
         return bool(self._model and beat.model) and beat.model != self._model
 
+    def has_other_version(self, service: str) -> bool:
+        """Returns whether an instance of a service is alive whose heartbeats are of another wire version."""
+        return time.monotonic() - self._unreadable.get(service, -SILENCE) < SILENCE
+
     def find(self, instance: str) -> Heartbeat | None:
         """Returns the last heartbeat of an instance, None if the instance is not alive."""
         beat, heard_at = self.last(instance)
@@ -132,8 +138,11 @@ class Peers:
             self._last.pop(ended, None)
         else:
             beat = _heartbeat.try_decode(message.data)
+            if beat is None:
+                self._unreadable[message.subject.split(".")[-2]] = now
+                return
             # The last heartbeat of a process and the message that it has ended come over different connections.
-            if beat is None or beat.instance in self._ended:
+            if beat.instance in self._ended:
                 return
             if beat.repeated and beat.instance in self._last:  # it may come later than a newer one
                 beat = self._last[beat.instance][0]

@@ -132,6 +132,8 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.DETOKENIZER}.*.attach",
             f"{subjects.DETOKENIZER}.*.abort",
             subjects.TERM,
+            f"{subjects.WORK}.*.*.*.*",
+            f"{API}.DIRECT.GET.{WORK_STREAM}",
             *_GET_DONE,
             f"{API}.CONSUMER.CREATE.{WORK_STREAM}.>",
             f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.*",

@@ -1,10 +1,18 @@
 """A request that is held has an item in the store, whatever an administrator or a disk has done to the first one."""
 
+import asyncio
+
 import pytest
 
 from pagewire.services.scheduler import item_restorer
+from pagewire.services.scheduler.item_restorer import ItemRestorer
+from pagewire.services.scheduler.request import Request
 from pagewire.shared import subjects
+from pagewire.shared.bus import Item
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.work import Sampling, WorkItem
 from tests.services.scheduler.test_service import MODEL, Scene, scene
+from tests.support.broker import connect_role, connect_service, running_broker
 from tests.support.executor import generate
 from tests.support.waiting import until
 
@@ -46,3 +54,27 @@ async def test_the_request_of_an_item_that_was_stored_again_outlives_its_schedul
         await s.bus.store.end_work(first.ack)
         await until(lambda: s.detokenizer.attached[-1].ack != first.ack)
     assert len(await s.bus.store.pull_work(OWN, 1, expires=5)) == 1
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+async def test_a_scheduler_has_the_rights_to_store_an_item_again(
+    monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
+) -> None:
+    """After a reconnection items are looked for by name."""
+    work = WorkItem("r", "detok", (pack([5, 6]),), 1, Sampling(6), 0, 2e9)
+    held = {"r": Request.of(Item(b"", {}, "ack", 12345, 1, 0.0), work, "queue")}
+    with running_broker() as broker:
+        operator, scheduler = await connect_service(broker), await connect_role(broker, "scheduler")
+        callbacks = []
+        monkeypatch.setattr(scheduler, "on_reconnect", callbacks.append)
+        restorer = ItemRestorer(scheduler, MODEL, "sched", held)
+        for callback in callbacks if reconnects else ():
+            callback()
+        running = asyncio.create_task(restorer.run())
+        await until(lambda: held["r"].number != 12345 or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        (item,) = await operator.store.pull_work(OWN, 1, expires=5)
+        assert item.number == held["r"].number
+        for bus in (operator, scheduler):
+            await bus.close()

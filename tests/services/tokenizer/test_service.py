@@ -20,6 +20,7 @@ from pagewire.services.tokenizer import request_encoder, service
 from pagewire.services.tokenizer.dispatch import dispatcher, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
+from pagewire.services.tokenizer.other_models import ORIGINAL
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
@@ -39,6 +40,7 @@ from pagewire.shared.rendezvous import rank
 from pagewire.shared.sampling_parameters import unpack_record
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import tracing
+from pagewire.shared.wire_version import WIRE_VERSION
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 from tests.support.switched_store import switched_broker
@@ -301,6 +303,20 @@ async def test_a_request_too_large_for_the_broker_is_refused_before_anything_is_
         frame = await setup.refused({"prompt": [1] * 1000, "sampling": {"max_tokens": 400}})
         assert frame.code == 413
         assert setup.detokenizer.opened == []
+
+
+async def test_a_request_for_a_model_of_another_wire_version_is_passed_on() -> None:
+    passed: list[tuple[str, str]] = []
+    async with serving() as setup:
+        bus = MemoryBus(setup.broker)
+        subject = f"{subjects.FORWARD}.generate.newer"
+        await bus.subscribe(subject, lambda message: passed.append((message.headers[ORIGINAL], message.reply)))
+        unreadable = bytes([WIRE_VERSION + 1]) + b"whatever its services say"
+        bus.publish(f"{subjects.HEARTBEAT}.tokenizer.t9", unreadable)
+        await bus.flush()
+        bus.publish(f"{subjects.GENERATE}.newer", b"{}", reply="_INBOX.x.1")
+        await until(lambda: bool(passed))
+    assert passed == [(f"{subjects.GENERATE}.newer", "_INBOX.x.1")]
 
 
 async def test_another_model_is_not_found() -> None:
