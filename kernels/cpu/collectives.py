@@ -104,7 +104,8 @@ class SharedMemoryCollectives:
         every = self.all_gather(part, [2] * self.size)
         numbers = every[:, 1::2].contiguous().view(torch.int32).numpy().astype(np.int64)
         best = numbers[np.arange(len(ids)), every[:, ::2].numpy().argmax(axis=1)]
-        return np.where(numbers.min(axis=1) < 0, numbers.min(axis=1), best)
+        result: Int64 = np.where(numbers.min(axis=1) < 0, numbers.min(axis=1), best)
+        return result
 
     def begin_call(self) -> None:
         """Lets the other ranks return from `await_call`. Only rank 0 calls it."""

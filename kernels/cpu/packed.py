@@ -115,7 +115,7 @@ def fold(weight: Tensor, lanes: int, depth: int) -> tuple[Tensor, Tensor]:
     rest = outputs % (2 * lanes)
     if not 0 < rest <= lanes or inputs % (2 * depth):
         return weight, weight[:0]
-    halves = weight[outputs - rest :].unflatten(1, (2, inputs // 2)).transpose(0, 1)
+    halves = weight[outputs - rest :].reshape(rest, 2, inputs // 2).transpose(0, 1)
     return weight[: outputs - rest], F.pad(halves, (0, 0, 0, lanes - rest)).flatten(0, 1)
 
 

@@ -44,7 +44,13 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(adapter: Path) -> Iterator[Served]:
     """A stack with two replicas of the bundled model."""
-    flags = ("--data-parallel-size", "2", "--enable-auto-tool-choice", "--chat-template", str(TEMPLATE))
+    flags: tuple[str, ...] = (
+        "--data-parallel-size",
+        "2",
+        "--enable-auto-tool-choice",
+        "--chat-template",
+        str(TEMPLATE),
+    )
     flags += ("--enable-lora", "--lora-modules", f"sql={adapter}")
     with serving("--model", "bundled", *flags) as served:
         yield served

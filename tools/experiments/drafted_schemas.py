@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
 
 async def measure(lines: Sequence[dict[str, Any]], model: str, methods: Sequence[str], clients: int) -> list[Side]:
     """Answers each schema on one stack after the other."""
-    sides, expected = [], []
+    sides: list[Side] = []
+    expected: list[list[int] | None] = []
     for method in methods:
         side = Side(method)
         settings = Settings(model=model, device="cpu", nats_port=0, log_level="error", **SIDES[method])

@@ -1,6 +1,7 @@
 """A request that is held has an item in the store, whatever an administrator or a disk has done to the first one."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -65,7 +66,7 @@ async def test_a_scheduler_has_the_rights_to_store_an_item_again(
     held = {"r": Request.of(Item(b"", {}, "ack", 12345, 1, 0.0), work, "queue")}
     with running_broker() as broker:
         operator, scheduler = await connect_service(broker), await connect_role(broker, "scheduler")
-        callbacks = []
+        callbacks: list[Callable[[], None]] = []
         monkeypatch.setattr(scheduler, "on_reconnect", callbacks.append)
         restorer = ItemRestorer(scheduler, MODEL, "sched", held)
         for callback in callbacks if reconnects else ():

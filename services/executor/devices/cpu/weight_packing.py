@@ -128,9 +128,9 @@ class _Packer:
         if inputs is None:
             return round_weights(self._read(name, part, whole), bits)
         # Groups of a row share steps: rounded as a whole, a rank's inputs have the weights that one rank gives them.
-        stored = part._replace(shape=source.shape(name))
-        rows = torch.Size((part.shape[0], stored.shape[1]) if part.in_rows else stored.shape[::-1])
-        return round_weights(read_part(source, name, stored, rows, self._dtype), bits).columns(inputs[0])
+        uncut = part._replace(shape=source.shape(name))
+        rows = torch.Size((part.shape[0], uncut.shape[1]) if part.in_rows else uncut.shape[::-1])
+        return round_weights(read_part(source, name, uncut, rows, self._dtype), bits).columns(inputs[0])
 
     def _read(self, name: str, part: Stored, whole: torch.Size) -> Tensor:
         return read_part(self._source, name, part, whole, self._dtype)

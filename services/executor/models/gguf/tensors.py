@@ -70,7 +70,7 @@ class GgufTensors:
     ) -> None:
         """`slices` are the indices of tensors that `recipes` has whole; the others are cut already."""
         self._recipes, self._files, self._slices = recipes, files, slices or {}
-        self._whole: GgufTensors = self
+        self._source: GgufTensors = self
         self._cut: Mapping[str, Slices] = {}
 
     def names(self) -> Collection[str]:
@@ -152,12 +152,12 @@ class GgufTensors:
                 )
             recipes[name] = Recipe((rows,))
         part = GgufTensors(recipes, self._files, later)
-        part._whole, part._cut = self, slices
+        part._source, part._cut = self, slices
         return part
 
     def uncut(self, name: str) -> tuple["GgufTensors", Slices]:
         """Returns the source of all of a tensor, and the indices of it that this source has."""
-        return self._whole, self._cut.get(name, {})
+        return self._source, self._cut.get(name, {})
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
         """Yields functions that each fill a part of `out`."""

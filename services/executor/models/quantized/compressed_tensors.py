@@ -212,8 +212,8 @@ def _unsigned(numbers: Tensor) -> Tensor:
 def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight:
     """Returns a weight of integers packed along the inputs, with zeros packed along the outputs."""
     numbers = scheme.numbers
-    parts = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-    packed, scale, size, zero, group_of = (f"{module}.{part}" for part in parts)
+    names = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+    packed, scale, size, zero, group_of = (f"{module}.{name}" for name in names)
     bits, middle = numbers.num_bits, 1 << (numbers.num_bits - 1)
     require(files, size, ("I64", "I32"), (2,))
     shape = tuple(files.tensor(size).tolist())

@@ -77,7 +77,8 @@ class TransformersCut:
             sizes = [module.out_features, module.in_features]
             for dim, ranges in slices.items():
                 sizes[dim] = sum(map(len, ranges))
-            biased = module.bias is not None and (0 in slices or self._shard.rank == 0)
+            bias: Tensor | None = module.bias
+            biased = bias is not None and (0 in slices or self._shard.rank == 0)
             part = nn.Linear(sizes[1], sizes[0], bias=biased, device=module.weight.device, dtype=module.weight.dtype)
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, part)
@@ -140,7 +141,7 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
 def cut_class(kind: type[PreTrainedModel], cut: TransformersCut) -> type[PreTrainedModel]:
     """Returns a class whose models have the rank's part of the parameters."""
 
-    class Part(kind):  # type: ignore[misc, valid-type]
+    class Part(kind):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             cut.apply(self)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.shared.messages.codec import WIRE_VERSION
+from pagewire.shared.messages import WIRE_VERSION
 from pagewire.shared.settings.config import Settings
 
 T = TypeVar("T", bound=msgspec.Struct)
