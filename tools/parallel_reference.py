@@ -94,7 +94,7 @@ def tables() -> Iterator[str]:
             parameters = dict(DecoderLM(spec).named_parameters())
         for name, value in parameters.items():
             if name not in shown:
-                parts = (_part(spec, name, tuple(value.shape), size) for size in SIZES)
+                parts = (_cut(spec, name, tuple(value.shape), size) for size in SIZES)
                 yield f"| `{name.replace('.0.', '.N.')}` | {_shape(tuple(value.shape))} | {' | '.join(parts)} |"
         shown |= parameters.keys()
     yield _FORMATS
@@ -104,7 +104,7 @@ def tables() -> Iterator[str]:
     yield from (f"- {name}" for name in sorted(FAMILIES))
 
 
-def _part(spec: DecoderSpec, name: str, shape: tuple[int, ...], size: int) -> str:
+def _cut(spec: DecoderSpec, name: str, shape: tuple[int, ...], size: int) -> str:
     return _shape(cut_shape(shape, Cut(spec, Shard(0, size), Units()).held(name)))
 
 

@@ -415,6 +415,5 @@ class Stack:
 
     def _credentials(self, service: str) -> tuple[str, str]:
         """Returns the NATS user and the password of a service, or of the supervisor."""
-        if self._cluster is not None:
-            return service, self._cluster.passwords[service]
-        return credentials.of_service(self.settings, service)
+        own = None if self._cluster is None else self._cluster.passwords[service]
+        return credentials.of_service(self.settings, service) if own is None else (service, own)

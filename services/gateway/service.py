@@ -96,7 +96,7 @@ class Gateway:
         guarded = PageGuard(application, pages)
         self._rotation = Rotation(guarded, tuple(openapi.ROUTES))
         self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, *REFUSED, "/v1/models"))
-        self._server = server.Server(self._counter, self._listener, self._connections, self._tls, self._leave)
+        self._server = server.Server(self._counter, self._listener, self._connections, self._tls, self._detach)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port, and how many connections are open, were refused, and how many requests run and ended."""
@@ -154,7 +154,7 @@ class Gateway:
             for task in background:
                 task.cancel()
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         for endpoint in self._endpoints.values():
             endpoint.leave()
 

@@ -382,8 +382,7 @@ class RequestManager:
                 self.term.policy.abort(sequence)
 
     def _end_guilty(self, name: str) -> None:
-        request = self.requests.get(name)
-        if request is not None:
+        if (request := self.requests.get(name)) is not None:
             _log.error("request_fails_alone", request_id=name)
             self._forget(request)
             failed = Internal("the model fails on this request, also when the request runs alone: change the request")

@@ -34,10 +34,10 @@ class Server:
         listener: socket.socket,
         connections: Connections,
         tls: ssl.SSLContext | None = None,
-        leave: Callable[[], None] = lambda: None,
+        detach: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leave` ends the answers to open requests."""
-        self._leave = leave
+        """`detach` ends the answers to open requests, which go on in the pipeline."""
+        self._detach = detach
         self._listener = listener
         self._connections = connections
         self._server = _Server(_config(app, connections), connections, tls)
@@ -51,7 +51,7 @@ class Server:
         finally:
             self._server.should_exit = True
             await asyncio.wait({serving}, timeout=CLOSE_TIMEOUT)
-            self._leave()
+            self._detach()
             await asyncio.wait({serving})
             self._connections.abort()
             enforcing.cancel()

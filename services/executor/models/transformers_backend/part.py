@@ -56,7 +56,7 @@ class TransformersCut:
             if style not in (_COLUMNS, _ROWS) or not isinstance(module, nn.Linear):
                 self._refuse(f"its plan for tensor parallelism has {path} as {style}")
             features = module.out_features if style == _COLUMNS else module.in_features
-            self._modules[path] = {0 if style == _COLUMNS else 1: (self._part(path, style, features),)}
+            self._modules[path] = {0 if style == _COLUMNS else 1: (self._kept(path, style, features),)}
             if style == _ROWS:
                 self._summed.append(path)
         above = {path.rpartition(".")[0] for path in self._summed}
@@ -100,7 +100,7 @@ class TransformersCut:
         path, _, kind = parameter.rpartition(".")
         return kind == "bias" and path in self._summed and self._shard.rank > 0
 
-    def _part(self, path: str, style: str, features: int) -> range:
+    def _kept(self, path: str, style: str, features: int) -> range:
         """Returns the features of a module that the rank has."""
         parent, _, name = path.rpartition(".")
         heads = self._heads.get(parent)
