@@ -65,7 +65,7 @@ class CompiledExperts:
         self.pointers = Experts(
             self._ups,
             self._downs,
-            len(experts),
+            len(ups),
             chosen,
             normalized,
             activation,

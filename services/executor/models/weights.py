@@ -183,6 +183,14 @@ def stored_slices(whole: CausalLM, held: Callable[[str], Slices]) -> dict[str, S
     }
 
 
+def inputs_dim(stored: Stored, shape: torch.Size) -> int:
+    """Returns the dimension of a stored tensor that is the inputs of a matrix of `shape` [N, K]."""
+    if stored.in_rows:
+        return 1
+    place = _stored_dim(stored, shape, 1, (range(shape[1]),))
+    return 1 if place is None else place[0]
+
+
 def _stored_dim(stored: Stored, shape: torch.Size, dim: int, ranges: Ranges) -> tuple[int, Ranges] | None:
     """Returns a dimension of a stored tensor, and its indices that fill `ranges` of a parameter's dimension `dim`.
 

@@ -19,7 +19,7 @@ from pagewire.services.executor.models.quantized.layouts import GROUP, IntegerWe
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.shard import Units
 from pagewire.services.executor.models.tensors import TensorSource
-from pagewire.services.executor.models.weights import Parts, read_part
+from pagewire.services.executor.models.weights import Parts, inputs_dim, read_part
 
 _log = structlog.get_logger()
 
@@ -124,7 +124,7 @@ class _Packer:
         if stored is not None or bits is None:
             return stored
         source, slices = self._source.uncut(name)
-        inputs = slices.get(1 if part.in_rows else 0)
+        inputs = slices.get(inputs_dim(part, whole))
         if inputs is None:
             return round_weights(self._read(name, part, whole), bits)
         # Groups of a row share steps: rounded as a whole, a rank's inputs have the weights that one rank gives them.

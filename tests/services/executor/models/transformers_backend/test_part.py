@@ -14,7 +14,7 @@ from tests.families.sweep import save
 from tests.families.tiny import tiny_config
 from tests.support.ranks import greedy, logits_of, on_ranks, without_collectives
 
-FAMILIES = ("granite", "cohere", "phi", "starcoder2", "nemotron", "gemma2")
+FAMILIES = ("granite", "cohere", "phi", "starcoder2", "nemotron")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
