@@ -9,6 +9,8 @@ AMD_PARTS = ("gfx942", "gfx950", "gfx1201")
 """AMD's GPUs that kernels are compiled for: MI300, MI350 and RX 9070. No kernel has run on one of them."""
 AMD_STAND_IN = 80
 """The GPU in `PARTS` whose forms AMD's launch: small tiles, no dependent launch, no fp8."""
+AMD_STAGES = 2
+"""Pipeline stages of attention on AMD's GPUs, at most."""
 DEPENDENT_LAUNCH_SINCE = 90
 """First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
@@ -46,5 +48,16 @@ def is_amd() -> bool:
 
 
 def known_options(launch: Mapping[str, int]) -> dict[str, int]:
-    """Returns the sizes and options of a launch without a limit of registers, if the GPU's compiler knows none."""
-    return {name: value for name, value in launch.items() if not (name == "maxnreg" and is_amd())}
+    """Returns the sizes and options of a launch of an attention kernel as the GPU of this process takes them."""
+    return options_of_amd(launch) if is_amd() else dict(launch)
+
+
+def options_of_amd(launch: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes and options of a launch of an attention kernel on AMD's GPUs: no limit of registers, and few
+    pipeline stages, since most of them have 64 KiB of shared memory.
+
+    >>> options_of_amd({"TILE": 64, "num_stages": 5, "maxnreg": 224})
+    {'TILE': 64, 'num_stages': 2}
+    """
+    options = {name: value for name, value in launch.items() if name != "maxnreg"}
+    return options | {"num_stages": min(options.get("num_stages", AMD_STAGES), AMD_STAGES)}

@@ -15,6 +15,7 @@ MODULES = [
     "pagewire.kernels.cpu.packed",
     "pagewire.kernels.cpu.targets",
     "pagewire.kernels.triton.layers.low_rank",
+    "pagewire.kernels.gpu_arch",
     "pagewire.kernels.triton.layers.split_inputs",
     "pagewire.services.detokenizer.text.stop_strings",
     "pagewire.services.detokenizer.text.text_decoder",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pagewire.kernels.gpu_arch import PARTS, has_dependent_launch
+from pagewire.kernels.gpu_arch import PARTS, has_dependent_launch, options_of_amd
 from pagewire.kernels.triton.jit import Kernel
 from tests.kernels.triton.ahead.gpus import Gpu, part_of
 
@@ -38,6 +38,8 @@ class Configuration:
         if "PDL" in kernel.arg_names:
             constants["PDL"] = options["launch_pdl"] = has_dependent_launch(part_of(gpu))
         if isinstance(gpu, str):
+            if {"TILE", "PADDED"} <= constants.keys():  # attention
+                options = options_of_amd(options)
             options = {name: value for name, value in options.items() if name not in {"maxnreg", "launch_pdl"}}
             if isinstance(asm := constants.get("ASM"), tuple):
                 constants["ASM"] = ("",) * len(asm)
