@@ -25,6 +25,7 @@ from tools.experiments import (
     replicas,
     sim,
     slow_prompt,
+    store_changes,
     structured,
     vllm_cpu,
 )
@@ -242,6 +243,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "structured": _sourced("structured*.json", _structured),
     "chaos": _sourced("chaos*.json", _chaos),
     "long-queue": _sourced("long-queue.json", lambda: long_queue.table(_runs("long-queue.json"))),
+    "store-changes": _sourced("store-changes.json", lambda: store_changes.table(_runs("store-changes.json"))),
     "slow-prompt": _sourced("slow-prompt.json", lambda: slow_prompt.table(_runs("slow-prompt.json"))),
     "gpu-decode": lambda: _gpu("decode"),
     "gpu-prefill": lambda: _gpu("prefill"),
