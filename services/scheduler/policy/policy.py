@@ -174,7 +174,7 @@ class Policy:
     def is_settled(self) -> bool:
         """Whether all sequences decode, with blocks for the steps ahead, and the lease lasts: no plan is needed."""
         sequences = self.sequences
-        waits = self.waiting or sequences.prefills or sequences.needs_blocks or self.beam_search
+        waits = self.waiting or sequences.prefills or sequences.needs_blocks or not self.beam_search.is_idle
         removes = sequences.pending_frees.removed_slots or self._last_order
         return not (waits or removes) and self.lease_until - self.num_steps > self.limits.window // 2
 

@@ -66,6 +66,11 @@ class BeamScheduler:
     def __len__(self) -> int:
         return len(self._active)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no search is active, and `fork` has returned all that have ended."""
+        return not (self._active or self._failed)
+
     def add(self, choices: Many[Sequence]) -> None:
         """Begins a search for `choices`, completions of one prompt. The id of the first one is that of the search."""
         first, sampling = choices[0], choices[0].sampling

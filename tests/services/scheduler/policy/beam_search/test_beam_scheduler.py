@@ -105,6 +105,21 @@ def test_a_search_has_the_result_that_it_has_alone(window: int, width: int, leng
     assert engine.policy.preemptions == 0
 
 
+def test_a_search_that_has_failed_is_returned_though_nothing_runs_any_more() -> None:
+    engine = Engine(window=8)
+    search = engine.search([1, 2, 3], 2)
+    engine.step()
+    beam = next(iter(engine.policy.sequences.by_id.values()))
+    beam.finish = Finish.NOT_FINITE
+    engine.policy.beam_search.fail(beam)
+    assert not engine.policy.beam_search
+    assert not engine.policy.beam_search.is_idle
+    assert not engine.policy.is_settled
+    engine.plan()
+    assert [choice.finish for choice in engine.results[search]] == [Finish.NOT_FINITE]
+    assert engine.policy.beam_search.is_idle
+
+
 def test_beams_stand_at_their_limit_until_the_last_one_has_reported() -> None:
     engine = Engine(window=8)
     engine.search([1, 2, 3], 3, max_tokens=6)
