@@ -317,6 +317,10 @@ def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, A
         if not stored.endswith((".weight", ".bias", ".scale")):
             stored += ".weight"
         yield stored, _converted(stored, tensor, model.config, architecture).contiguous().numpy()
+    # Published files also have the keys and values of layers that take them from another layer.
+    for layer in range(model.config.num_hidden_layers)[::-1][: getattr(model.config, "num_kv_shared_layers", 0)]:
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            yield f"blk.{layer}.{name}.weight", np.ones(model.config.hidden_size, np.float32)
     yield from _factors(model.config)
     if architecture == "gemma4":
         full = model.config.rope_parameters["full_attention"]["partial_rotary_factor"]

@@ -64,7 +64,6 @@ _SMALL: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     "num_kv_shared_layers": 0,
     "laurel_rank": 4,
-    "altup_num_inputs": 2,
     "num_hash_layers": 1,
     "rotary_dim": 8,
     "dim_model_base": 32,
@@ -106,6 +105,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    # The last two layers take keys and values from the one before them that attends as they do.
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},  # as all published ones

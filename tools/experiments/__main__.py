@@ -24,6 +24,7 @@ EXPERIMENTS = (
     "lease",
     "long_queue",
     "overload",
+    "packed_experts",
     "ranks",
     "replicas",
     "report",

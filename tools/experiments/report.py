@@ -228,6 +228,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_full_pipeline())),
     "chat-zen4": _sourced("chat-zen4.json", lambda: chat.table(_read(chat.Round, "chat-zen4.json"))),
     "chat-xeon": _sourced("chat-xeon.json", lambda: chat.table(_read(chat.Round, "chat-xeon.json"))),
+    "packed-experts": _sourced("packed-experts.json", lambda: chat.table(_read(chat.Round, "packed-experts.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "features": _sourced("features.json", _features),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),

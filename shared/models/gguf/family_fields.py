@@ -213,8 +213,9 @@ def exaone4(keys: Keys) -> dict[str, Any]:
 
 def exaone_moe(keys: Keys) -> dict[str, Any]:
     """Returns the fields of EXAONE MoE."""
-    dense, layers = keys.number("leading_dense_block_count", 1), keys.layers
-    return exaone4(keys) | {"mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense)}
+    dense = keys.number("leading_dense_block_count", 1)
+    kinds = ["dense" if layer < dense else "sparse" for layer in range(keys.layers)]
+    return exaone4(keys) | {"mlp_layer_types": kinds}
 
 
 def granite(keys: Keys) -> dict[str, Any]:

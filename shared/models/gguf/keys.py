@@ -80,7 +80,13 @@ class Keys:
     @property
     def layers(self) -> int:
         """Number of layers, without those that predict further tokens."""
-        return self.number("block_count") - self.number("nextn_predict_layers", 0)
+        count = self.number("block_count")
+        if count > len(self.model.tensors):
+            raise ConfigurationError(
+                f"{self.model.path} has {count} as {self.architecture}.block_count, more layers than tensors: "
+                "fetch the model again"
+            )
+        return count - self.number("nextn_predict_layers", 0)
 
     @property
     def head_size(self) -> int:
@@ -119,10 +125,11 @@ class Keys:
         stated = self.find("attention.sliding_window_pattern", pattern)
         if not window:
             return {"sliding_window": None}
+        kinds: list[bool] = []
         if isinstance(stated, np.ndarray):
             kinds = [bool(kind) for kind in stated.tolist()][: self.layers]
-        else:
-            kinds = [layer % stated < stated - 1 for layer in range(self.layers)] if stated else []
+        elif type(stated) is int and stated > 0:
+            kinds = [layer % stated < stated - 1 for layer in range(self.layers)]
         if len(kinds) != self.layers:
             raise ConfigurationError(
                 f"{self.model.path} does not say which layers have a window of {window}: fetch the model again"

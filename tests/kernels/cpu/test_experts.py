@@ -54,6 +54,13 @@ def test_a_token_does_not_depend_on_the_others(kernels: CpuKernels) -> None:
         assert torch.equal(mixture(x[i : i + 1]), together[i : i + 1])
 
 
+def test_outputs_do_not_depend_on_the_threads(kernels: CpuKernels, many_threads: CpuKernels) -> None:
+    plain = layer(3, 24, normalized=True)
+    for tokens in (1, 5, 33, 90):  # experts that threads take alone, and experts that they share
+        x = torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(tokens))
+        assert torch.equal(Mixture(plain, many_threads)(x), Mixture(plain, kernels)(x))
+
+
 def test_experts_with_multiples_give_the_bits_of_floats(kernels: CpuKernels) -> None:
     up, down = weights(128, 256, 4, 32, minima=True, stored="multiples"), weights(256, 64, 6, 16, stored="multiples")
     router, x = kernels.pack(random(4, 256)), random(5, 256)

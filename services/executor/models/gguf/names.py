@@ -118,11 +118,17 @@ class _Finder:
         return None if stored is None else self._recipe(stored, index)
 
     def is_idle(self, name: str) -> bool:
-        """Returns whether a stored tensor changes no logits: config.json has it, or it predicts further tokens."""
+        """Returns whether a stored tensor changes no logits.
+
+        config.json has it, or it predicts further tokens, or its layer takes keys and values from another one.
+        """
         if name in (ROPE_FACTORS, LONG, SHORT) or ".attn_rot_embd." in name:
             return True
-        block = re.match(r"blk\.(\d+)\.", name)
-        return block is not None and int(block[1]) >= self._layers
+        block = re.match(r"blk\.(\d+)\.(attn_[kv](_norm)?\.)?", name)
+        if block is None:
+            return False
+        own = self._layers - int(self._config.get("num_kv_shared_layers", 0))
+        return int(block[1]) >= (own if block[2] else self._layers)
 
     def _stored(self, name: str) -> StoredTensor | None:
         for pattern, replacement in self._names.items():

@@ -122,6 +122,7 @@ def test_a_split_model_has_one_name(tmp_path: Path) -> None:
         ({"llama.attention.head_count": "four"}, "no number llama.attention.head_count"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count"),
         ({"llama.rope.freq_base": "high"}, "llama.rope.freq_base"),
+        ({"llama.block_count": 2**31 - 1}, "more layers than tensors"),
     ],
 )
 def test_an_unsupported_configuration_is_refused(tmp_path: Path, metadata: dict[str, Any], word: str) -> None:

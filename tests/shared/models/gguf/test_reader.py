@@ -11,6 +11,7 @@ import pytest
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf.reader import GgufModel, model_name
+from tests.support.gguf_bytes import entry, header, tensor, text
 from tests.support.gguf_files import from_checkpoint
 
 SMALL = 1 << 20
@@ -32,23 +33,6 @@ def refusal(path: Path) -> str:
         tracemalloc.stop()
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def header(tensors: int = 0, entries: int = 0, body: bytes = b"", version: int = 3) -> bytes:
-    return struct.pack("<4sIQQ", b"GGUF", version, tensors, entries) + body
-
-
-def text(value: str | bytes) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(data)) + data
-
-
-def entry(key: str, kind: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int = 0) -> bytes:
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
 def test_metadata_and_tensors_are_found(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of ten architectures, of every way in which llama.cpp's converter changes tensors, give transformers' tokens.
+"""Files of some architectures, of every way in which llama.cpp's converter changes tensors, give transformers' tokens.
 
 `python -m tests.families --gguf` does the same with all architectures.
 """
@@ -23,9 +23,10 @@ from tests.families.gguf_files import TINY, write_tiny
 from tests.families.gguf_sweep import LENGTHS, TOKENS, equal_tokens
 from tests.support.gguf_files import from_checkpoint
 
-TEN = (
+SOME = (
     "llama",  # rows of heads in another order, divisors of frequencies
     "gemma3",  # norms without a one, windows, two rotations
+    "gemma3n",  # layers with the keys and values of other layers
     "gpt2",  # transposed matrices
     "gptneox",  # queries, keys and values by head
     "phi3",  # packed projections
@@ -42,7 +43,7 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
 
 
-@pytest.mark.parametrize("architecture", TEN)
+@pytest.mark.parametrize("architecture", SOME)
 def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     assert equal_tokens(tmp_path / "model.gguf", architecture) == len(LENGTHS) * TOKENS
 
