@@ -30,14 +30,22 @@ class Served:
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
 
-    def find(self, name: str, model: str = "") -> int | None:
-        """The process of a service, None while none runs. `model`: the served name, where there are several."""
+    def find_all(self, name: str) -> set[int]:
+        """The processes of a service, of all models."""
+        processes = set()
         for pid in self.processes():
             with suppress(FileNotFoundError, ProcessLookupError):
+                if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text():
+                    processes.add(pid)
+        return processes
+
+    def find(self, name: str, model: str = "") -> int | None:
+        """The process of a service, None while none runs. `model`: the served name, where there are several; a process
+        that waited to become a service shows none."""
+        for pid in self.find_all(name):
+            with suppress(FileNotFoundError, ProcessLookupError):
                 environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text() and (
-                    not model or f"PAGEWIRE_SERVED_MODEL_NAME={model}" in environment
-                ):
+                if not model or f"PAGEWIRE_SERVED_MODEL_NAME={model}" in environment:
                     return pid
         return None
 

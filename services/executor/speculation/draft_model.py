@@ -11,13 +11,13 @@ from typing_extensions import override
 from pagewire.services.executor.devices.protocol import Device, Float64, Int64, StepBatch
 from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.step_cost import StepCost
-from pagewire.shared.sampling_parameters import record
+from pagewire.shared.sampling_parameters import PARAMETERS, record
 
 MATCH_LENGTH = 32
 """`Draft.match_length` of every draft: all its tokens are of one class, whose rate is learnt."""
 PROMPT_TOKENS = 256
 """Positions that one call computes, at most, of texts that the model has not seen: other rows wait for them."""
-FILTERS = ("temperature", "top_k", "top_p", "min_p", "key")
+FILTERS = (*(parameter.name for parameter in PARAMETERS if not parameter.penalty), "key")
 """Columns of a sequence's record with which its drafts are sampled. With the random numbers of the sequence itself, a
 model that is sure of the same tokens draws the same."""
 

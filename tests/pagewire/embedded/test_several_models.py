@@ -68,11 +68,11 @@ async def test_requests_at_random_through_every_client_get_the_text_of_their_mod
 async def test_a_killed_model_comes_back_and_the_other_one_goes_on(stack: Served) -> None:
     with Client(stack.nats) as client:
         before = text(client, "qwen3")
-        killed = stack.service("executor", "qwen3")
+        executors, killed = stack.find_all("executor"), stack.service("executor", "qwen3")
         os.kill(killed, signal.SIGKILL)
         assert text(client, "stories")
         assert text(client, "qwen3") == before, "the request waited for the executor"
-        await until(lambda: stack.find("executor", "qwen3") not in (None, killed))
+        await until(lambda: len(stack.find_all("executor") - {killed}) == len(executors))
 
 
 def port(stack: Served) -> str:
@@ -89,7 +89,7 @@ def health(stack: Served, query: str = "") -> tuple[int, str]:
 
 
 async def test_a_model_is_added_to_a_running_stack_and_unloaded_while_it_is_idle(stack: Served) -> None:
-    name = "added"
+    name, executors = "added", stack.find_all("executor")
     flags = (str(checkpoint("llama")), "--served-model-name", name, "--port", port(stack), *SMALL)
     done = run("serve", "--add", *flags, "--idle-unload", "3s")
     assert (done.returncode, done.stdout) == (0, f"ready {name}\n"), done.stderr
@@ -102,7 +102,7 @@ async def test_a_model_is_added_to_a_running_stack_and_unloaded_while_it_is_idle
     assert lines[1].split()[0] == name  # on a busy machine it may be unloaded already
     assert [line.split()[:3] for line in lines[2:4]] == [[model, "ready", "1"] for model in ("qwen3", "stories")]
     assert "detokenizer=1 executor=1 scheduler=1 tokenizer=1" in lines[2]
-    await until(lambda: stack.find("executor", name) is None)
+    await until(lambda: len(stack.find_all("executor")) == len(executors))
     assert health(stack, f"?model={name}") == (200, "ready")
     assert run("status", "--nats-url", stack.nats).stdout.splitlines()[1].split()[:3] == [name, "unloaded", "0"]
     with Client(stack.nats) as client:

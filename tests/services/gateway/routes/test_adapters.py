@@ -73,9 +73,9 @@ async def test_bad_bodies_are_refused(gateway: Gateway) -> None:
         assert (await gateway.post({"lora_path": "a"}, UNLOAD)).status == 400
 
 
-async def test_without_an_executor_or_room_the_answer_is_503(gateway: Gateway) -> None:
+async def test_a_stack_without_adapters_answers_400_and_one_without_room_503(gateway: Gateway) -> None:
     answer = await gateway.post({"lora_name": "a", "lora_path": "b"}, LOAD)
-    assert (answer.status, "--enable-lora" in answer.json["error"]["message"]) == (503, True)
+    assert (answer.status, "--enable-lora" in answer.json["error"]["message"]) == (400, True)
     async with executor(gateway) as registrar:
         registrar.stores = False
         assert (await gateway.post({"lora_name": "a", "lora_path": "b"}, LOAD)).status == 503
