@@ -33,7 +33,7 @@ has taken."""
 CLOSE_TIMEOUT = 2.0
 """Seconds within which a rank must end when it is told to."""
 CHECK_INTERVAL = 0.1
-"""Seconds between two looks at the signs of life."""
+"""Seconds between two checks of the signs of life."""
 SILENCE = 1.0
 """Seconds without a sign of life after which a rank counts as lost; those in which it waits for a core do not count."""
 
@@ -52,7 +52,7 @@ class _Follower:
     beat: int = 0
     """The last sign of life."""
     core_wait: float = 0.0
-    """Seconds for which the thread has waited for a core, at the last look."""
+    """Seconds for which the thread has waited for a core, at the last check."""
     silent: float = 0.0
     """Seconds without a sign of life."""
 
