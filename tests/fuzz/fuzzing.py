@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 SECONDS = 60 * float(os.environ.get("FUZZ_MINUTES", "0")) or 1.5
 BATCH = 100
-"""Examples between two looks at the clock."""
+"""Examples between two checks of the clock."""
 EXTREMES = [b"\x00" * 8, b"\xff" * 8, b"\xff" * 4, b"\x7f" + b"\xff" * 7, b"\x80" + b"\x00" * 7, b"\xff\xff\xff\x7f"]
 
 T = TypeVar("T")

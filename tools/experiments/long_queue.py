@@ -40,7 +40,7 @@ EACH = 5
 DEADLINE = 600.0
 """Seconds that a request has."""
 LOOK_INTERVAL = 0.1
-"""Seconds between two looks at the store."""
+"""Seconds between two checks of the store."""
 
 
 @dataclass

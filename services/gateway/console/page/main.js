@@ -6,7 +6,7 @@ import { key, send, ServerError, setKey } from "./parts/server.js";
 import { Pipeline } from "./pipeline/pipeline.js";
 
 const THEMES = ["auto", "light", "dark"];
-/** Milliseconds between two looks at the health of the server. */
+/** Milliseconds between two checks of the health of the server. */
 const HEALTH_INTERVAL = 3000;
 
 const main = /** @type {HTMLElement} */ (document.querySelector("main"));
