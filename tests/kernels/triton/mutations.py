@@ -237,8 +237,8 @@ MORE = (
     Mutation(
         "scale of the next output",
         "triton/layers/integer_linear.py",
-        "scales + group * OUTPUTS + output,",
-        "scales + group * OUTPUTS + output + 1,",
+        "scales + following * OUTPUTS + output,",
+        "scales + following * OUTPUTS + output + 1,",
         "triton/layers/test_integer_linear.py::test_products",
     ),
     Mutation(
