@@ -14,7 +14,7 @@ from pagewire.commands import session
 from pagewire.commands.stack_at_port import at_port
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
-from pagewire.embedded.programs import check_replicas
+from pagewire.embedded.programs import describe_replicas
 from pagewire.kernels.cpu import build
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 from pagewire.shared.models import model_folder
@@ -63,7 +63,7 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "GPU", _gpu
         if uses_flashinfer(settings):
             yield "FlashInfer", _flashinfer
-    yield "replicas", lambda: check_replicas(settings)
+    yield "replicas", lambda: describe_replicas(settings)
     yield "servers", lambda: check_servers(settings)
     yield "model", lambda: _model(settings)
     if not settings.nats_url:

@@ -90,18 +90,12 @@ def replicas_of(service: str, settings: Settings) -> int:
     return settings.data_parallel_size if service in REPLICATED else 1
 
 
-def check_replicas(settings: Settings) -> str:
-    """Returns a sentence on how the replicas share this machine.
-
-    Raises:
-        ConfigurationError: there are fewer cores than replicas.
-    """
+def describe_replicas(settings: Settings) -> str:
+    """Returns a sentence on how the replicas share this machine."""
     replicas, cores = settings.data_parallel_size, len(os.sched_getaffinity(0))
     if settings.device != "cpu":
         return f"{replicas}, each on its own device"
-    if replicas > cores:
-        raise ConfigurationError(f"--data-parallel-size {replicas} exceeds the {cores} cores: set at most {cores}")
-    return f"{replicas} on {cores} cores"
+    return f"{replicas} on {cores} cores{', which they share' if replicas > cores else ''}"
 
 
 def check_supported(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from pagewire.embedded.drainer import FRONT, wait_until_idle
 from pagewire.embedded.idle_models import IdleModel
 from pagewire.embedded.memory_shares import share_memory
 from pagewire.embedded.model_choice import check_names, choose_model, choose_models
-from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_replicas, check_supported, programs_of
+from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_supported, programs_of
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
@@ -74,7 +74,6 @@ class Stack:
         for each in (settings, *others):
             check_supported(each)
             models.append(device_choice.resolve(each))
-            check_replicas(models[-1])
         check_servers(settings)
         self._models = models
         self._services = services
@@ -274,7 +273,6 @@ class Stack:
         common = {FIELDS[name].name: getattr(self.settings, FIELDS[name].name) for name in STACK_WIDE}
         model = await asyncio.to_thread(device_choice.resolve, msgspec.structs.replace(settings, **common))
         check_supported(model)
-        check_replicas(model)
         model = await choose_model(model)
         check_names([*self._models, model])
         loads = [self._watchdog.load(name) for name in self._programs]

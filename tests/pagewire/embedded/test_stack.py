@@ -18,7 +18,7 @@ from pagewire import LLM, Client, SamplingParams, errors
 from pagewire.commands import demo
 from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.programs import ServiceProgram, check_replicas
+from pagewire.embedded.programs import ServiceProgram, describe_replicas
 from pagewire.embedded.stack import Stack
 from pagewire.shared.models.named_models import BUNDLED, DEFAULT
 from pagewire.shared.settings.config import Settings
@@ -119,12 +119,11 @@ def test_status_counts_replicas(stack: Served) -> None:
     assert done.stdout.splitlines()[-1] == "not ready: executor (1 of 2), scheduler (1 of 2)"
 
 
-def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_replicas_than_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert check_replicas(Settings(data_parallel_size=2, device="cpu")) == "2 on 2 cores"
-    with pytest.raises(errors.ConfigurationError, match="data-parallel-size 3"):
-        Stack(Settings(data_parallel_size=3, device="cpu"))
-    Stack(Settings(data_parallel_size=3, device="sim:h100"))
+    assert describe_replicas(Settings(data_parallel_size=2, device="cpu")) == "2 on 2 cores"
+    assert describe_replicas(Settings(data_parallel_size=3, device="cpu")) == "3 on 2 cores, which they share"
+    assert describe_replicas(Settings(data_parallel_size=3, device="sim:h100")) == "3, each on its own device"
 
 
 def test_a_request_leaves_a_waterfall(stack: Served) -> None:
