@@ -48,12 +48,12 @@ class VanishedItems:
         Raises:
             BusError: the store does not answer.
         """
-        wanted, numbers, after = set(request_ids), dict[str, int](), 0
-        while wanted and (items := await self._store.list_work(self._queues, after)):
+        ids, numbers, after = set(request_ids), dict[str, int](), 0
+        while ids and (items := await self._store.list_work(self._queues, after)):
             after = items[-1].sequence
             for item in items:
                 work = _work.try_decode(item.data)
-                if work is not None and work.request_id in wanted:
+                if work is not None and work.request_id in ids:
                     numbers[work.request_id] = item.sequence
         return numbers
 

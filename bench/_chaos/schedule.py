@@ -67,7 +67,7 @@ class Fault:
 
     @property
     def target(self) -> str:
-        """What it is done to: a service, a rank, the broker, the store or the machine."""
+        """Victim of the fault: a service, a rank, the broker, the store or the machine."""
         return self.kind.partition(":")[2]
 
 

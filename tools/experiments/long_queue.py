@@ -45,7 +45,7 @@ LOOK_INTERVAL = 0.1
 
 @dataclass
 class Outcome:
-    """What became of the requests of all rounds of a case."""
+    """Results of a case, over all rounds."""
 
     case: str
     rounds: int = 0

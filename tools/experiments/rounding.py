@@ -45,7 +45,7 @@ Rounding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Cost:
-    """What rounded inputs of some products cost."""
+    """Loss by the rounded inputs of some products."""
 
     weights: str
     products: str

@@ -91,10 +91,10 @@ def zod_schemas(folder: Path, count: int, seed: int) -> Iterator[dict[str, Any]]
         raise ConfigurationError(f"{folder} has no zod: npm install --prefix {folder} zod@4")
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         script = shutil.copy(ZOD, inner)  # node looks for packages in the folders above the script
-        made = subprocess.run(["node", script, str(count), str(seed)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise ConfigurationError(f"node failed: {made.stderr.strip().splitlines()[-1]}")
-    yield from map(json.loads, made.stdout.splitlines())
+        node = subprocess.run(["node", script, str(count), str(seed)], capture_output=True, text=True, check=False)
+    if node.returncode:
+        raise ConfigurationError(f"node failed: {node.stderr.strip().splitlines()[-1]}")
+    yield from map(json.loads, node.stdout.splitlines())
 
 
 async def measure(lines: Sequence[dict[str, Any]], values: int) -> list[Outcome]:

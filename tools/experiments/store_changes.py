@@ -38,7 +38,7 @@ REST = 1.0
 
 @dataclass
 class Outcome:
-    """What became of the streams of all rounds with one change."""
+    """Results of one change, over all rounds."""
 
     change: str
     rounds: int = 0
@@ -46,7 +46,7 @@ class Outcome:
     delays: list[float] = field(default_factory=list)
     """Seconds from the change until a client was told 503."""
     failures: list[str] = field(default_factory=list)
-    """What went wrong with all other streams."""
+    """Descriptions of all streams that did not end as they must."""
 
 
 def main(arguments: Sequence[str]) -> int:

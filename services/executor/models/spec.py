@@ -86,7 +86,7 @@ class LayerSpec:
     experts: ExpertsSpec | None = None
     """The mixture of experts; None: a feed-forward layer with `DecoderSpec.inner` features."""
     heads: HeadCut | None = None
-    """What `attention` is a part of; None: it is the whole."""
+    """Cut of the heads, of which `attention` has a rank's part; None: there is one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ model that is sure of the same tokens draws the same."""
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the model has computed of a sequence."""
+    """State of a sequence in the draft model."""
 
     blocks: list[int] = field(default_factory=list)
     computed: int = 0

@@ -1,4 +1,4 @@
-"""What was generated earlier, by tenant, as a text to search for what may follow."""
+"""Outputs of earlier requests, by tenant, as a text in which a drafter searches for the next tokens."""
 
 from collections import OrderedDict, deque
 

@@ -1,4 +1,4 @@
-"""What becomes of the elements that each API defines: the decoders and docs/http.md read these tables.
+"""Treatment of the elements that each API defines: the decoders and docs/http.md read these tables.
 
 An element that a client sends with every request, and that a local server cannot have, must not refuse a request whose
 rest can be answered: agents send such elements always, and repeat whole conversations.
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Treatment(StrEnum):
-    """What becomes of an element of a request."""
+    """Treatment of an element of a request."""
 
     BUILT = "built"
     """It has its effect."""

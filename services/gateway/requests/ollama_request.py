@@ -76,7 +76,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """The fields of `/api/generate`."""
 
     prompt: str = ""
-    """What the user says; without it the request loads the model."""
+    """Prompt of the user; without it the request loads the model."""
     system: str = ""
     raw: bool = False
     """Whether the model continues the prompt as it is, without its chat template."""

@@ -141,8 +141,8 @@ class Endpoint:
             unknown = UnknownFields(strict=self._strict)
             body = await read_body(scope, receive, self._body_limit)
             call = replace(self._api.read(body, unknown), metrics=self._metrics)
-            given_id = _give_id(call, fresh_id)
-            headers = [(HEADER, client_id or given_id.encode())]
+            own_id = _give_id(call, fresh_id)
+            headers = [(HEADER, client_id or own_id.encode())]
             tenant = scope.get("tenant", "")
             client = await self._client.for_tenant(tenant)
             call = await self._api.complete(client, call)

@@ -68,7 +68,7 @@ class Trace:
 
 
 class StepTimes(Protocol):
-    """What steps of a device take, by the columns [R] of a `StepBatch`; `Roofline` is one."""
+    """Durations of a device's steps, by the columns [R] of a `StepBatch`, such as `Roofline`."""
 
     def seconds(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
         """Returns the seconds of a step."""

@@ -68,7 +68,7 @@ class Axis(NamedTuple):
 
 
 class Content(Enum):
-    """What a stored tensor has that follows no dimension of its weight."""
+    """Content of a stored tensor that follows no dimension of its weight."""
 
     ORDER = "order"
     """The group of each input, where a group's inputs stand side by side."""
@@ -77,7 +77,7 @@ class Content(Enum):
 
 
 Layout = tuple[Axis | None, ...] | Content
-"""What each dimension of a stored tensor goes along; None: no dimension of the weight, or there is one number."""
+"""Dimension of the weight that each dimension of a stored tensor follows; None: it follows none, or has one number."""
 OUTPUTS, INPUTS = Axis(0), Axis(1)
 
 

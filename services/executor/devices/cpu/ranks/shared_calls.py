@@ -19,7 +19,7 @@ HEADER = BEATS + MAX_RANKS
 
 
 class Call(IntEnum):
-    """What all ranks compute."""
+    """Kind of a call, which all ranks compute."""
 
     FORWARD = 0
     """The layers of the model, for the rows of a step."""

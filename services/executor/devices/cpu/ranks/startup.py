@@ -1,4 +1,4 @@
-"""What rank 0 and another rank tell each other at the start, over a socket, as lines of JSON."""
+"""Messages between rank 0 and another rank at the start, over a socket, as lines of JSON."""
 
 import hashlib
 import socket
@@ -28,7 +28,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What must be equal on all ranks. The names of the fields are what a refusal names."""
+    """Values that must be equal on all ranks. A refusal names the field that differs."""
 
     version: str
     settings: str
