@@ -16,7 +16,7 @@ from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatComp
 from pagewire.services.gateway.answers.parsed_chat_events import ParsedChatEvents
 from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields, passed_fields
 from pagewire.shared.messages.client import ChatFormat, Result
 
 
@@ -67,6 +67,7 @@ class ChatCompletions(Api):
 def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> ApiCall:
     """Returns the call of a chat, whose sampling fields are `sampling`."""
     arguments = {
+        **passed_fields(request),
         "messages": request.messages,
         "add_generation_prompt": request.add_generation_prompt,
         "continue_final_message": request.continue_final_message,
@@ -74,15 +75,6 @@ def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> ApiCall
         "tools": request.tools,
         "tool_choice": request.tool_choice,
         "parallel_tool_calls": request.parallel_tool_calls,
-        "model": request.model,
-        "request_id": request.request_id,
-        "priority": request.priority,
-        "user": request.user,
-        "cache_salt": request.cache_salt,
-        "add_special_tokens": request.add_special_tokens,
-        "truncate_prompt_tokens": request.truncate_prompt_tokens,
-        "return_token_ids": request.return_token_ids,
-        "return_token_origins": request.return_token_origins,
         **sampling,
     }
     return ApiCall(

@@ -20,7 +20,7 @@ from pagewire.services.gateway.answers.openai_shapes import (
 )
 from pagewire.services.gateway.requests.completion_request import CompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields, passed_fields
 from pagewire.shared.messages.client import Result
 
 
@@ -85,16 +85,9 @@ class Completions(Api):
 def call_of(request: CompletionRequest, sampling: dict[str, Any]) -> ApiCall:
     """Returns the call of a completion, whose sampling fields are `sampling`."""
     arguments = {
+        **passed_fields(request),
         "prompt": request.prompt,
-        "model": request.model,
-        "request_id": request.request_id,
-        "priority": request.priority,
-        "user": request.user,
-        "cache_salt": request.cache_salt,
-        "add_special_tokens": request.add_special_tokens,
-        "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
-        "return_token_origins": request.return_token_origins,
         **sampling,
     }
     return ApiCall(

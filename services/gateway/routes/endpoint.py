@@ -20,7 +20,8 @@ from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.http.http_counter import STATUS
 from pagewire.services.gateway.http.request_ids import HEADER, client_id_of, new_id
-from pagewire.services.gateway.requests.completion_request import StreamOptions
+from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest
+from pagewire.services.gateway.requests.completion_request import CompletionRequest, StreamOptions
 from pagewire.services.gateway.requests.responses_tools import ClientTool
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.request_log import LoggedRequest, RequestLog
@@ -35,6 +36,19 @@ FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
 """Message of the error for a fault of the gateway."""
 TIMEOUT = 600.0
 """Seconds after which a request ends with an error."""
+
+PASSED_FIELDS = (
+    "model",
+    "request_id",
+    "priority",
+    "user",
+    "cache_salt",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "return_token_ids",
+    "return_token_origins",
+)
+"""Fields of completions and chats that the pipeline knows by the same names."""
 
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger()
@@ -220,6 +234,11 @@ class Endpoint:
                 assert stream.final is not None
                 end = events.ends(stream.final, usage=usage)
         await send({"type": "http.response.body", "body": end + events.done})
+
+
+def passed_fields(request: CompletionRequest | ChatCompletionRequest) -> dict[str, Any]:
+    """Returns the arguments of `AsyncClient.stream` that completions and chats pass on unchanged."""
+    return {name: getattr(request, name) for name in PASSED_FIELDS}
 
 
 def _give_id(call: ApiCall, fresh_id: str) -> str:
