@@ -17,7 +17,7 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.client.stream import Stream
 from pagewire.embedded.address import Address
 from pagewire.embedded.stack import Stack
-from pagewire.shared.errors import DeadlineExceeded, PagewireError, Unavailable
+from pagewire.shared.errors import DeadlineExceeded, Overloaded, PagewireError, Unavailable
 from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
@@ -42,12 +42,13 @@ def settings(**changes: object) -> Settings:
 
 
 async def refusal_of(client: AsyncClient) -> Unavailable:
-    """How a request over NATS is refused. One that comes before the tokenizer stops is accepted, and waits."""
+    """How a request over NATS is refused by a stack that stops. Until the tokenizer stops, a request is accepted and
+    waits, or is refused because its wait would be too long."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await client.generate(PROMPTS[0], SAMPLING, timeout=1)
-            except DeadlineExceeded:
+            except (DeadlineExceeded, Overloaded):
                 continue
             except Unavailable as refused:
                 return refused
