@@ -1,5 +1,8 @@
 """Tokens per second with ten open event streams against none, in turns: `python -m tests.console.cost`.
 
+Each round measures without a page, with the pages, and without one again: the ratio of the first and the last shows by
+how much the machine itself varies.
+
 The CPU time of the services is printed beside it, which other work on the machine changes less than the rate.
 """
 
@@ -8,7 +11,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
@@ -75,27 +78,35 @@ def measure(served: Served) -> tuple[float, float]:
     return rate, cpu_seconds(served) - before
 
 
+def print_ratios(name: str, numerators: Sequence[float], denominators: Sequence[float]) -> None:
+    """Prints the ratio of each round and their median."""
+    ratios = [over / under for over, under in zip(numerators, denominators, strict=True)]
+    print(f"  {name}: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; median {statistics.median(ratios):.3f}")
+
+
 def main() -> None:
     """Prints rates, CPU times, their ratios, and the bytes per second of one page."""
-    alone, watched, received = list[tuple[float, float]](), list[tuple[float, float]](), list[int]()
+    before, watched, after = (list[tuple[float, float]]() for _ in range(3))
+    received = list[int]()
     elapsed = 0.0
     with serving() as served:
         address = urlsplit(served.http).netloc
         tokens_per_second(address)
         for _ in range(ROUNDS):
-            alone.append(measure(served))
+            before.append(measure(served))
             with ExitStack() as pages:
                 began = time.perf_counter()
                 for _ in range(PAGES):
                     pages.enter_context(page(address, received))
                 watched.append(measure(served))
                 elapsed += time.perf_counter() - began
+            after.append(measure(served))
     for index, unit in enumerate(("tokens/s", "CPU seconds")):
-        before, after = ([each[index] for each in figures] for figures in (alone, watched))
-        ratios = [new / old for old, new in zip(before, after, strict=True)]
-        print(f"{unit}: without a page {statistics.median(before):.2f}, with {PAGES} {statistics.median(after):.2f}")
-        rounds = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-        print(f"  ratio of each round: {rounds}; median {statistics.median(ratios):.3f}")
+        first, paged, last = ([each[index] for each in figures] for figures in (before, watched, after))
+        alone = [statistics.mean(pair) for pair in zip(first, last, strict=True)]
+        print(f"{unit}: without a page {statistics.median(alone):.2f}, with {PAGES} {statistics.median(paged):.2f}")
+        print_ratios(f"with {PAGES} pages / without", paged, alone)
+        print_ratios("without / without", last, first)
     print(f"one page reads about {sum(received) / PAGES / elapsed / 1000:.1f} kB/s")
 
 
