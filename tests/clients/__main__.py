@@ -41,9 +41,9 @@ def install(requirement: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        if requirement in {LM_EVAL, GUIDELLM}:
-            (packages,) = folder.glob("lib/python*/site-packages")
-            (packages / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    if requirement in {LM_EVAL, GUIDELLM}:  # an environment that is there may have the packages of another checkout
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
     return python
 
