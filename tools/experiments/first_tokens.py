@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -97,13 +98,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.experiments first_tokens", description=__doc__)
     add_output(parser)
     options = parser.parse_args(arguments)
-    runs = {(cpu, load): [measure(CPUS[cpu], load, seed) for seed in SEEDS] for cpu, load in product(CPUS, LOADS)}
-    print("\n".join(table(runs)))
-    records = [
-        {"cpu": cpu, "load": asdict(load), "seeds": list(map(asdict, figures))} for (cpu, load), figures in runs.items()
+    runs = [
+        {"cpu": cpu, "load": asdict(load), "seeds": [asdict(measure(CPUS[cpu], load, seed)) for seed in SEEDS]}
+        for cpu, load in product(CPUS, LOADS)
     ]
+    print("\n".join(table(runs)))
     cpus = {name: asdict(cpu) for name, cpu in CPUS.items()}
-    write(options.output, parser.prog, arguments, simulated=True, cpus=cpus, runs=records)
+    write(options.output, parser.prog, arguments, simulated=True, cpus=cpus, runs=runs)
     return 0
 
 
@@ -142,14 +143,15 @@ def _requests(load: Load, draw: random.Random) -> list[Request]:
     return [Request(draw.random() * 0.01, prompt_of(draw, prompt), output) for _ in range(count)]
 
 
-def table(runs: Mapping[tuple[str, Load], Sequence[Figures]]) -> list[str]:
+def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line per CPU and load, in Markdown: medians of the seeds."""
     rows = []
-    for (cpu, load), seeds in runs.items():
-        figures = Figures(*(median(column) for column in zip(*(asdict(run).values() for run in seeds), strict=True)))
+    for run in runs:
+        load = Load(**run["load"])
+        figures = Figures(**{name: median(seed[name] for seed in run["seeds"]) for name in run["seeds"][0]})
         beside = f", {load.long_prompt} beside" if load.long_prompt else ""
         rows.append(
-            f"{cpu} | {load.lengths}{beside} | {load.clients} x {load.each}"
+            f"{run['cpu']} | {load.lengths}{beside} | {load.clients} x {load.each}"
             f" | {figures.ttft:.0f} / {figures.ttft_p99:.0f} | {figures.tpot:.0f} / {figures.itl_p99:.0f}"
             f" | {figures.tokens_per_s:.0f}"
         )

@@ -19,6 +19,7 @@ from tools.experiments import (
     chat,
     fastgen,
     features,
+    first_tokens,
     lease,
     long_queue,
     overload,
@@ -232,6 +233,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "features": _sourced("features.json", _features),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
+    "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
         "busy.json", lambda: busy.table([run for run in _read(busy.Run, "busy.json") if run.streams == 64])
