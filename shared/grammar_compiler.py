@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from pagewire.shared.errors import PagewireError
+from pagewire.shared.grammar_limits import MAX_LEXER_STATES, MAX_LEXER_STEPS, MAX_PARSER_ITEMS
 
 MAX_GRAMMAR = 128 * 1024
 """Maximum characters of a grammar."""
@@ -23,9 +24,9 @@ MAX_COMPILED_CHARACTERS = 4 << 20
 """Maximum characters of all kept grammars. The length and `LIMITS` bound the memory of a compiled grammar."""
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=200_000,  # 15 ms of a mask
-    step_max_items=50_000,  # 3 ms of a mask
-    max_lexer_states=50_000,  # 1 to 2 kB each
+    step_lexer_fuel=MAX_LEXER_STEPS,
+    step_max_items=MAX_PARSER_ITEMS,
+    max_lexer_states=MAX_LEXER_STATES,
     max_grammar_size=500_000,
     verbose_errors=False,
 )
@@ -57,13 +58,18 @@ class GrammarCompiler:
         self._preparing = threading.Lock()
         self._keeping = threading.Lock()
 
-    def compile(self, grammar: str) -> LLMatcher:
+    def compile(self, grammar: str, *, fresh: bool = False) -> LLMatcher:
         """Returns a matcher at the beginning of the text. Releases the interpreter lock while it compiles.
+
+        The matchers of a grammar share their lexer, and with it the limit of its states. A `fresh` one has a new lexer,
+        which later matchers share.
 
         Raises:
             GrammarError: the grammar or the tokenizer does not allow it.
         """
         with self._keeping:
+            if fresh and self._compiled.pop(grammar, None) is not None:
+                self._characters -= len(grammar)
             compiled = self._compiled.get(grammar)
             is_new = compiled is None
             if compiled is None:

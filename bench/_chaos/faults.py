@@ -93,6 +93,8 @@ class Arena:
         async with asyncio.timeout(RECOVERY):
             await self.stack.ready(since=max(overs))
             await self._records_stored()
+            if any(fault.target == STORE or fault.action == DAMAGE for fault in faults):
+                await self._items_restored()
         recovered = time.monotonic()
         return [Applied(fault, began, over, recovered) for fault, over in zip(faults, overs, strict=True)]
 
@@ -182,6 +184,23 @@ class Arena:
         while (pid := self.stack.pid(program)) is None:  # noqa: ASYNC110 - processes send no events
             await asyncio.sleep(POLL)
         return pid
+
+    async def _items_restored(self) -> None:
+        """Waits until no request of a scheduler is in its memory alone: it looks three times, the first time perhaps
+        before the fault."""
+        before = await self._item_checks()
+        while True:
+            checks = await self._item_checks()
+            if checks and all(count >= before.get(instance, 0) + 3 for instance, count in checks.items()):
+                return
+            await asyncio.sleep(POLL)
+
+    async def _item_checks(self) -> dict[str, float]:
+        """Returns how often each scheduler has compared its requests with the store."""
+        with suppress(BusError):
+            replies = await ask(self._bus, "scheduler")
+            return {reply.id: float(reply.metadata["load.item_checks"]) for reply in replies}
+        return {}
 
     async def _records_stored(self) -> None:
         """Waits until no record of an ended request is in memory alone: a kill would lose it."""

@@ -22,8 +22,8 @@ async def counters(url: str) -> list[dict[str, float]]:
     ]
 
 
-def processes() -> Iterator[tuple[str, Path]]:
-    """Yields the name and the folder in /proc of each process that this one has started.
+def processes(parent: int | None = None) -> Iterator[tuple[str, Path]]:
+    """Yields the name and the folder in /proc of each process that `parent` has started; None: this process.
 
     Services have their own names; a process of Python that is no service is `client`.
     """
@@ -33,7 +33,7 @@ def processes() -> Iterator[tuple[str, Path]]:
             command = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue  # it has ended meanwhile
-        if int(fields[1]) == os.getpid():
+        if int(fields[1]) == (parent or os.getpid()):
             services = (word.rpartition(".")[2] for word in command if word.startswith("pagewire.services."))
             name = next(services, Path(command[0]).name)
             yield "client" if name.startswith("python") else name, folder
@@ -49,10 +49,10 @@ def resident_bytes() -> dict[str, int]:
     return sizes
 
 
-def cpu_seconds() -> dict[str, float]:
-    """Returns the CPU seconds of the processes that this one has started, by name."""
+def cpu_seconds(parent: int | None = None) -> dict[str, float]:
+    """Returns the CPU seconds of the processes that `parent` has started, by name; None: this process."""
     spent: dict[str, float] = {}
-    for name, folder in processes():
+    for name, folder in processes(parent):
         with suppress(OSError):  # it has ended meanwhile
             ticks = map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13])
             spent[name] = spent.get(name, 0.0) + sum(ticks) / os.sysconf("SC_CLK_TCK")

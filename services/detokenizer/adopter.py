@@ -203,15 +203,16 @@ class Adopter:
     async def _end_vanished(self, vanished: VanishedItems) -> None:
         """Ends the streams of requests without a scheduler whose work items have vanished: nobody would serve them.
 
-        The scheduler that a request had may have stored the item again, with another number.
+        The items of all others are checked as well, so that one check is enough when a scheduler is gone, which may
+        have stored the item again, with another number.
         """
-        queued = {stream.request_id: stream for stream in self._registry.open if stream.number}
-        queued = {request_id: stream for request_id, stream in queued.items() if self._needs_item(stream)}
+        streams = {stream.request_id: stream for stream in self._registry.open if stream.number}
         try:
-            missing = await vanished.find({request_id: stream.number for request_id, stream in queued.items()})
+            missing = await vanished.find({request_id: stream.number for request_id, stream in streams.items()})
+            missing = {request_id for request_id in missing if self._needs_item(streams[request_id])}
             restored = await vanished.stored(missing)
             for request_id in missing:
-                stream = queued[request_id]
+                stream = streams[request_id]
                 if request_id in restored:
                     self._streams.note_stored(stream, restored[request_id])
                 elif self._needs_item(stream) and stream.state is StreamState.OPEN:

@@ -11,7 +11,7 @@ from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.done import ReportedLogprobs
-from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.messages.step import ERRORS, NO_TOKEN, Finish, StepOutput
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class StepEffects:
     """Sequences that a stop string has ended, which the device does not know yet."""
     gapped: set[Stream] = field(default_factory=set)
     """Streams that miss a token."""
-    not_finite: set[Stream] = field(default_factory=set)
-    """Streams with a sequence whose logits were not finite."""
+    failed: dict[Stream, Finish] = field(default_factory=dict)
+    """Streams with a sequence that could sample no token, and why."""
     tokens: int = 0
     """Number of tokens that were appended."""
     started: list[Stream] = field(default_factory=list)
@@ -92,8 +92,8 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
-            if finish and finish == Finish.NOT_FINITE:
-                effects.not_finite.add(stream)
+            if finish and finish in ERRORS:
+                effects.failed[stream] = Finish(finish)
                 continue
             if token == NO_TOKEN:
                 stream.cached_tokens += choice.count_cached(start)

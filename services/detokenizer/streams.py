@@ -25,23 +25,26 @@ from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers
-from pagewire.shared.errors import DeadlineExceeded, Internal, RequestError, Unavailable
+from pagewire.shared.errors import DeadlineExceeded, Internal, InvalidRequest, RequestError, Unavailable
+from pagewire.shared.grammar_limits import MAX_LEXER_STATES, MAX_LEXER_STEPS, MAX_PARSER_ITEMS
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.client import Accepted
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenState, OpenStream
-from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.messages.step import ERRORS, Finish, StepOutput
 from pagewire.shared.telemetry import tracing
 
 MAX_SUBSCRIBERS = 64
 """Maximum subscribers of one stream; one more replaces the oldest."""
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
-NOT_FINITE = (
-    "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype), "
-    "or its structured_outputs are too complex to go on (simplify them)"
+NOT_FINITE = "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype)"
+GRAMMAR_LIMIT = (
+    "the grammar of structured_outputs or tools is too complex to go on behind this text. A text may need "
+    f"{MAX_LEXER_STATES:,} states of regular expressions, and each token {MAX_LEXER_STEPS:,} steps of these and "
+    f"{MAX_PARSER_ITEMS:,} items of the parser: simplify the patterns, or repeat them less often"
 )
 
 _log = structlog.get_logger()
@@ -146,8 +149,8 @@ class Streams:
             self._sequences.unbind(stream, before)
         stream.attachment = attach
         stream.incomplete = False
-        if Finish.NOT_FINITE in attach.finishes:
-            self.abort(stream, Internal(NOT_FINITE))
+        for failed in ERRORS.intersection(attach.finishes):
+            self.abort(stream, _error_of(failed))
             return _attached(stream, AttachState.ENDED)
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
@@ -214,9 +217,9 @@ class Streams:
         for stream in effects.ended:
             if stream.finished and stream.state is StreamState.OPEN:
                 self._finish(stream)
-        for stream in effects.not_finite:
-            self._metrics.not_finite += 1
-            self.abort(stream, Internal(NOT_FINITE))
+        for stream, finish in effects.failed.items():
+            self._metrics.not_finite += finish == Finish.NOT_FINITE
+            self.abort(stream, _error_of(finish))
         for stream in effects.gapped:
             self._ask_again(stream)
         self._sender.drain()
@@ -404,3 +407,8 @@ def may_start_again(stream: Stream) -> bool:
 def _attached(stream: Stream, state: AttachState) -> Attached:
     ended = [index for index, completion in enumerate(stream.completions) if completion.finish is not None]
     return Attached(state, tuple(pack(completion.tokens) for completion in stream.completions), pack(ended))
+
+
+def _error_of(finish: int) -> RequestError:
+    """Returns the error of a request that has one of `step.ERRORS`."""
+    return InvalidRequest(GRAMMAR_LIMIT) if finish == Finish.GRAMMAR_LIMIT else Internal(NOT_FINITE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -22,8 +23,9 @@ _log = structlog.get_logger()
 class Opener(Protocol):
     """Opens the grammars of sequences."""
 
-    def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
-        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread."""
+    def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
+        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread, and
+        so is `on_limit` before the end of a step in which the grammar goes beyond a limit."""
 
     def close(self) -> None:
         """Ends the threads."""
@@ -37,21 +39,25 @@ class GrammarOpener(Opener):
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     @override
-    def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
+    def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
         output = column(added.tokens)[added.prompt_tokens :].tolist()
         sampling = added.sampling
         # Tokens that are not sampled have no log-probabilities, and the sampler does not count them for penalties.
         forces = sampling.logprobs < 0 and not is_penalized(unpack_record(sampling.record))
         grammar = SequenceGrammar(
-            len(output), sampling.min_tokens, unpack(sampling.stop_ids), sampling.max_tokens, forces=forces
+            output,
+            sampling.min_tokens,
+            unpack(sampling.stop_ids),
+            sampling.max_tokens,
+            partial(self._matcher, sampling.grammar),
+            on_limit,
+            forces=forces,
         )
 
         def start() -> None:
-            matcher = None
             try:
-                matcher = self._matcher(added.sampling.grammar, output)
-            finally:  # whatever happens, the sequence does not wait for ever
-                grammar.start(matcher)
+                grammar.start()
+            finally:
                 opened()
 
         self._thread.submit(start)
@@ -61,9 +67,9 @@ class GrammarOpener(Opener):
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _matcher(self, text: str, output: Sequence[int]) -> LLMatcher | None:
+    def _matcher(self, text: str, output: Sequence[int], *, fresh: bool) -> LLMatcher | None:
         try:
-            matcher = self._compiler.compile(text)
+            matcher = self._compiler.compile(text, fresh=fresh)
         except (GrammarError, ConfigurationError) as error:
             _log.warning("grammar_not_compiled", reason=str(error))
             return None

@@ -1,6 +1,6 @@
 """A step that was launched and has no output yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
 from pagewire.services.executor.packed_columns import column, packed
+from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import NOT_FINITE
 
@@ -34,6 +35,14 @@ class OutputColumns(NamedTuple):
     finishes: bytes = b""
     token_counts: bytes = b""
     drafts: bytes = b""
+
+    def blame_grammars(self, sequences: Collection[int]) -> "OutputColumns":
+        """Returns the rows with `Finish.GRAMMAR_LIMIT` where one of the `sequences` could sample no token."""
+        finishes = [
+            Finish.GRAMMAR_LIMIT if finish == Finish.NOT_FINITE and sequence in sequences else finish
+            for sequence, finish in zip(unpack(self.sequences), self.finishes, strict=True)
+        ]
+        return self._replace(finishes=bytes(finishes))
 
 
 class CandidateColumns(NamedTuple):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -87,6 +88,7 @@ class StepLoop:
         self._speculator = speculator
         self._slots = SlotTable(device.capacity, speculator)
         self._held: dict[int, _Sampling] = {}  # by slot in use
+        self._beyond_limits: set[int] = set()  # sequences that their grammars have ended, which other threads add
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows, which the lease counts
@@ -201,6 +203,8 @@ class StepLoop:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
         step, tokens, ended, plan, plans, elapsed = self._in_flight.collect()
         columns = self._slots.record(step, tokens, ended.token_counts, ended.forced)
+        if self._beyond_limits:
+            columns = columns.blame_grammars(self._beyond_limits)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
@@ -267,6 +271,7 @@ class StepLoop:
             self._clear_adapter(slot)
         self._held.clear()
         self._opening.clear()
+        self._beyond_limits.clear()
         self._slots.clear()
         self.counters.num_slots = 0
 
@@ -295,7 +300,8 @@ class StepLoop:
         """Begins to open the grammar and to load the adapter of a sequence, which runs when that is done."""
         grammar = adapter = None
         if added.sampling.grammar and self._grammars is not None:
-            grammar = self._grammars.open(added, self._inbox.wake)
+            on_limit = partial(self._beyond_limits.add, added.sequence)
+            grammar = self._grammars.open(added, self._inbox.wake, on_limit)
         if added.adapter:
             if self._adapters is None:
                 raise PlanViolation(f"sequence {added.sequence} has an adapter, and this executor has not enable-lora")

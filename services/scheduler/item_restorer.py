@@ -22,7 +22,11 @@ _log = structlog.get_logger()
 
 
 class ItemRestorer:
-    """Keeps an item in the store for each request of this scheduler that has not ended."""
+    """Keeps an item in the store for each request of this scheduler that has not ended.
+
+    Attributes:
+        checks: number of checks so far; what is lost before one begins is stored again when the next one has ended.
+    """
 
     def __init__(self, bus: Bus, model: str, instance: str, requests: Mapping[str, Request]) -> None:
         """`model`: token of the model in subjects; `requests`: all that this scheduler `instance` holds, by id."""
@@ -31,6 +35,7 @@ class ItemRestorer:
         self._instance = instance
         self._requests = requests
         self._vanished = VanishedItems(bus, subjects.all_work(model))
+        self.checks = 0
 
     async def run(self) -> None:
         """Checks until cancelled."""
@@ -43,6 +48,7 @@ class ItemRestorer:
                 for request_id in await self._vanished.find(numbers):
                     if (request := self._requests.get(request_id)) is not None:
                         await self._store_again(request)
+                self.checks += 1
             except BusError as error:
                 _log.warning("items_not_checked", reason=str(error), retry_in=CHECK_INTERVAL)
 

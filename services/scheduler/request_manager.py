@@ -68,7 +68,7 @@ class RequestManager:
         self._attacher = Attacher(context, detokenizers)
         instance = context.instance
         self.consumer = WorkConsumer(self._store, peers, model, instance, self._capacity, self._held, self._on_item)
-        self._restorer = ItemRestorer(context.bus, model, instance, self.requests)
+        self.restorer = ItemRestorer(context.bus, model, instance, self.requests)
         self._on_change = on_change
         self._trials = Trials(self.requests, self._by_sequence)
         self._tasks: asyncio.TaskGroup | None = None
@@ -81,7 +81,7 @@ class RequestManager:
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
             self._tasks.create_task(self._watch_detokenizers())
-            self._tasks.create_task(self._restorer.run())
+            self._tasks.create_task(self.restorer.run())
             await self.consumer.run()
 
     def start_term(self, term: Term) -> None:

@@ -292,6 +292,7 @@ class Scheduler:
             "queued": sum(request.queued for request in requests),
             "start_rate": self._meter.rate(),
             "integrity_violations": self._violations,
+            "item_checks": self._manager.restorer.checks,
         }
         instance, problem = self._context.instance, self._manager.consumer.problem
         if term is None:

@@ -24,8 +24,12 @@ class Finish(IntEnum):
     """It reached `max_tokens`."""
     NOT_FINITE = 3
     """No token could be sampled: its logits were NaN, or the largest was infinite. The request ends with an error."""
+    GRAMMAR_LIMIT = 4
+    """No token could be sampled: its grammar went beyond a limit. The request ends with an error."""
 
 
+ERRORS = frozenset({Finish.NOT_FINITE, Finish.GRAMMAR_LIMIT})
+"""The ends without a token, each of which ends the request with an error."""
 _FINISHES = bytes(Finish)
 
 

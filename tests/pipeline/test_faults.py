@@ -1,6 +1,6 @@
 """Each kind of fault once, in the middle of requests of every shape: all end once, as they would have ended."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from pagewire.bench._chaos.figures import failures
 from pagewire.bench._chaos.other_version import newer_package
 from pagewire.bench._chaos.requests import Request, mixture
 from pagewire.bench._chaos.schedule import BUSY, CUT, FULL, JOIN, KILL, KINDS, SKEW, STARVE, STOP, Fault, possible
-from pagewire.bench._chaos.trial import answers, disturb
+from pagewire.bench._chaos.trial import answers, disturb, streams_begun
 from pagewire.embedded.programs import GATEWAY, PIPELINE
 from pagewire.embedded.stack import BROKER
 from pagewire.shared.settings.config import Settings
@@ -78,6 +78,17 @@ async def served() -> AsyncIterator[Served]:
 )
 async def test_one_fault_loses_nothing(served: Served, kind: str) -> None:
     await served.check(fault(kind))
+
+
+async def test_a_scheduler_that_dies_after_a_purge_loses_nothing(served: Served) -> None:
+    """It has stored again what it holds before the stack counts as ready for the next fault."""
+
+    async def purged(requests: Sequence[Request], seen: Sequence[Seen]) -> None:
+        await streams_begun(requests, seen)
+        await served.stack.apply(fault("purge:store"))
+
+    ended = await disturb(served.stack, served.requests, served.answers, [fault("kill:scheduler")], purged)
+    assert not failures(ended, [], ended[0].seen.began)
 
 
 @pytest.mark.full

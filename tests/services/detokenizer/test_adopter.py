@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +300,19 @@ class TestQueuedRequests:
             (purged,) = await world.broker.store.pull_work(queue(folder), 1, expires=5)
             await world.attach(ack=purged.ack)
             await world.broker.store.end_work(purged.ack)
-            await asyncio.sleep(0.5)  # several checks
+            checks, missing = [0], MemoryStore.missing_work
+
+            async def count(store: MemoryStore, numbers: Collection[int]) -> set[int]:
+                checks[0] += 1
+                return await missing(store, numbers)
+
+            monkeypatch.setattr(MemoryStore, "missing_work", count)
+            await until(lambda: checks[0] == 3)
             assert reader.last is None, "it runs"
             world.bus.publish(f"{subjects.HEARTBEAT}.scheduler.s1", b"")
             error = await reader.error()
             assert (error.code, error.retryable) == (503, True)
+            assert checks[0] <= 5, "that the item is missing was known before"
 
     async def test_a_running_request_whose_item_was_stored_again_outlives_its_scheduler(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch

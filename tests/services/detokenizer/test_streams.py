@@ -270,21 +270,28 @@ class TestAttachment:
             await until(lambda: world.ended_items == [ack])
 
     @pytest.mark.parametrize("missed", [False, True])
-    async def test_logits_that_are_not_finite_end_the_request(self, folder: Path, missed: bool) -> None:
+    @pytest.mark.parametrize(
+        ("finish", "code", "kind", "reason"),
+        [
+            (Finish.NOT_FINITE, 500, "internal", "NaN"),
+            (Finish.GRAMMAR_LIMIT, 400, "invalid_request", "50,000 states"),
+        ],
+    )
+    async def test_a_sequence_without_a_next_token_ends_the_request(
+        self, folder: Path, missed: bool, finish: Finish, code: int, kind: str, reason: str
+    ) -> None:
         async with rig(folder) as world:
             reader = await world.open(n=2)
             await world.attach(([], []))
             world.generate(HELLO[:1])
             if missed:
-                answer = await world.attach(
-                    (HELLO[:2], HELLO[:1]), term=2, finishes=bytes([Finish.NOT_FINITE, Finish.NONE])
-                )
+                answer = await world.attach((HELLO[:2], HELLO[:1]), term=2, finishes=bytes([finish, Finish.NONE]))
                 assert answer.state == AttachState.ENDED
             else:
-                world.step((101, 0, NO_TOKEN, Finish.NOT_FINITE))
+                world.step((101, 0, NO_TOKEN, finish))
             error = await reader.error()
-            assert (error.code, error.error, error.tokens_emitted) == (500, "internal", 1)
-            assert "NaN" in error.message
+            assert (error.code, error.error, error.tokens_emitted) == (code, kind, 1)
+            assert reason in error.message
             await until(lambda: world.aborted)
             assert world.aborted == [([100, 101], AbortReason.CANCELLED)]
 

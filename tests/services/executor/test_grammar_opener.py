@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,11 +32,13 @@ class SlowOpener:
     def __init__(self) -> None:
         self.opened: list[Callable[[], None]] = []
 
-    def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
-        grammar = SequenceGrammar(0, 0, [])
+    def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
+        def no_matcher(output: Sequence[int], *, fresh: bool) -> None: ...
+
+        grammar = SequenceGrammar([], 0, [], 9, no_matcher, on_limit, forces=False)
 
         def finish() -> None:
-            grammar.start(None)
+            grammar.start()
             opened()
 
         self.opened.append(finish)
@@ -84,7 +86,7 @@ def opened(text: str, generated: str = "", **fields: Any) -> Masks:
     tokens = [5, 6, *LIBRARY.encode(generated).ids] if generated else [5, 6]
     picks = msgspec.structs.replace(sampling(stop_ids=[0], max_tokens=50), grammar=text, **fields)
     ready = threading.Event()
-    grammar = opener.open(add(2, 1, tokens, [0], prompt_tokens=2, picks=picks), ready.set)
+    grammar = opener.open(add(2, 1, tokens, [0], prompt_tokens=2, picks=picks), ready.set, lambda: None)
     assert ready.wait(PATIENCE)
     opener.close()
     masks = Masks(CAPACITY)
@@ -107,6 +109,22 @@ def test_stop_ids_wait_for_min_tokens_where_the_grammar_can_go_on() -> None:
 def test_a_grammar_without_a_way_on_allows_nothing() -> None:
     assert allowed(opened('start: "x"', "y"), 2) == set()
     assert allowed(opened("start: /(/"), 2) == set()
+
+
+def test_the_states_that_other_texts_have_needed_end_no_text() -> None:
+    """The matchers of a grammar share their lexer, and 50,000 states are too many."""
+    text, draw = "start: /(.*a.{18}b|.*b.{17}c|.*[c-e].{16}d)+/", random.Random(1)
+    masks, other = opened(text), COMPILER.compile(text)
+    while not other.is_error():
+        mask = np.frombuffer(other.compute_bitmask(), np.uint8)
+        other.consume_token(draw.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist() or [0]))
+    first = allowed(masks, 2)
+    assert first
+    grammar = masks.of(2)
+    assert grammar is not None
+    grammar.sampled(min(first))
+    assert allowed(masks, 2)
+    assert allowed(opened(text), 2) == first
 
 
 def test_sampled_tokens_count_for_the_next_mask() -> None:

@@ -40,6 +40,7 @@ async def test_an_item_that_has_vanished_is_stored_again_and_the_request_goes_on
         await s.bus.store.end_work(first.ack)  # as if somebody had purged it
         await until(lambda: s.detokenizer.attached[-1].ack != first.ack)
         assert await lengths(s) == {OWN: 1}, "it is this scheduler's own, until that is gone"
+        await until(lambda: s.load("item_checks") > 2)
         s.executor.free_running = True
         s.executor.run()
         await s.detokenizer.until(lambda: s.detokenizer.tokens[first.first_sequence] == generate([5, 6], 20, []))
