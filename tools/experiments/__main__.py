@@ -17,7 +17,6 @@ EXPERIMENTS = (
     "busy",
     "chat",
     "conversations",
-    "drafted_schemas",
     "fastgen",
     "features",
     "first_tokens",

@@ -20,7 +20,7 @@ _RESPONSES_TOOLS = [{"type": "function", **_FUNCTION}]
 _MESSAGES_TOOLS = [{"name": "lookup_tool", "description": "Looks a place up", "input_schema": _PARAMETERS}]
 
 
-def _said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def _turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -34,14 +34,14 @@ def _call(number: str, place: str) -> dict[str, Any]:
 
 
 def _result(number: str, text: str) -> dict[str, Any]:
-    return _said("tool", text, tool_call_id=number)
+    return _turn("tool", text, tool_call_id=number)
 
 
 def _use(number: str, place: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": number, "name": "lookup_tool", "input": {"place": place}}
 
 
-def _used(number: str, text: Any) -> dict[str, Any]:
+def _reply(number: str, text: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": number, "content": text}
 
 
@@ -55,10 +55,10 @@ def _output(number: str, text: str) -> dict[str, Any]:
 
 
 _ONE, _TWO = "call_0123456789abcdef01234567", "call_76543210fedcba9876543210"
-_USER, _BRIEF, _LATE = _said("user", "zebra"), _said("system", "walnut"), _said("system", "teapot")
-_HI, _MORE = _said("assistant", "orchid"), _said("user", "lantern")
-_CALLED = _said("assistant", None, tool_calls=[_call(_ONE, "Lisbon")])
-_BOTH = _said("assistant", None, tool_calls=[_call(_ONE, "Lisbon"), _call(_TWO, "Madrid")])
+_USER, _BRIEF, _LATE = _turn("user", "zebra"), _turn("system", "walnut"), _turn("system", "teapot")
+_HI, _MORE = _turn("assistant", "orchid"), _turn("user", "lantern")
+_CALLED = _turn("assistant", None, tool_calls=[_call(_ONE, "Lisbon")])
+_BOTH = _turn("assistant", None, tool_calls=[_call(_ONE, "Lisbon"), _call(_TWO, "Madrid")])
 _FIRST, _SECOND = _result(_ONE, "sunshine"), _result(_TWO, "thunder")
 
 _CHATS: Mapping[str, list[dict[str, Any]]] = {
@@ -68,13 +68,13 @@ _CHATS: Mapping[str, list[dict[str, Any]]] = {
     "two system messages": [_BRIEF, _LATE, _USER],
     "a late system message": [_BRIEF, _USER, _HI, _LATE, _MORE],
     "a system message at the end": [_USER, _LATE],
-    "system and developer": [_BRIEF, _said("developer", "teapot"), _USER],
+    "system and developer": [_BRIEF, _turn("developer", "teapot"), _USER],
     "two turns of the user": [_USER, _MORE],
     "an assistant first": [_HI, _USER],
     "a system message alone": [_BRIEF],
-    "parts": [_said("system", _text("walnut")), _said("user", _text("zebra", "lantern"))],
+    "parts": [_turn("system", _text("walnut")), _turn("user", _text("zebra", "lantern"))],
     "reasoning": [_USER, {**_HI, "reasoning_content": "pondering"}, _MORE],
-    "reasoning without a text": [_USER, _said("assistant", None, reasoning="pondering"), _MORE],
+    "reasoning without a text": [_USER, _turn("assistant", None, reasoning="pondering"), _MORE],
 }
 _CHATS_WITH_TOOLS: Mapping[str, list[dict[str, Any]]] = {
     "tools": [_BRIEF, _USER],
@@ -94,11 +94,11 @@ _CHATS_WITH_TOOLS: Mapping[str, list[dict[str, Any]]] = {
 }
 _INPUTS: Mapping[str, dict[str, Any]] = {
     "a text": {"input": "zebra"},
-    "instructions and a developer": {"instructions": "walnut", "input": [_said("developer", "teapot"), _USER]},
-    "a developer late": {"instructions": "walnut", "input": [_USER, _HI, _said("developer", "teapot"), _MORE]},
+    "instructions and a developer": {"instructions": "walnut", "input": [_turn("developer", "teapot"), _USER]},
+    "a developer late": {"instructions": "walnut", "input": [_USER, _HI, _turn("developer", "teapot"), _MORE]},
     "context and a question, both of the user": {
         "instructions": "walnut",
-        "input": [_said("user", _text("zebra", kind="input_text")), _said("user", _text("lantern", kind="input_text"))],
+        "input": [_turn("user", _text("zebra", kind="input_text")), _turn("user", _text("lantern", kind="input_text"))],
     },
     "a call and its output": {
         "input": [_USER, _item_call(_ONE, "Lisbon"), _output(_ONE, "sunshine")],
@@ -108,7 +108,7 @@ _INPUTS: Mapping[str, dict[str, Any]] = {
         "instructions": "walnut",
         "input": [
             _USER,
-            _said("assistant", _text("orchid", kind="output_text")),
+            _turn("assistant", _text("orchid", kind="output_text")),
             _item_call(_ONE, "Lisbon"),
             _item_call(_TWO, "Madrid"),
             _output(_ONE, "sunshine"),
@@ -134,8 +134,8 @@ _TURNS: Mapping[str, dict[str, Any]] = {
     "a result and a text": {
         "messages": [
             _USER,
-            _said("assistant", [*_text("orchid"), _use("toolu_01", "Lisbon")]),
-            _said("user", [_used("toolu_01", _text("sunshine")), *_text("lantern")]),
+            _turn("assistant", [*_text("orchid"), _use("toolu_01", "Lisbon")]),
+            _turn("user", [_reply("toolu_01", _text("sunshine")), *_text("lantern")]),
         ],
         "tools": _MESSAGES_TOOLS,
     },
@@ -143,21 +143,21 @@ _TURNS: Mapping[str, dict[str, Any]] = {
         "system": "walnut",
         "messages": [
             _USER,
-            _said("assistant", [_use("toolu_01", "Lisbon"), _use("toolu_02", "Madrid")]),
-            _said("user", [_used("toolu_01", "sunshine"), _used("toolu_02", "thunder"), *_text("lantern")]),
+            _turn("assistant", [_use("toolu_01", "Lisbon"), _use("toolu_02", "Madrid")]),
+            _turn("user", [_reply("toolu_01", "sunshine"), _reply("toolu_02", "thunder"), *_text("lantern")]),
         ],
         "tools": _MESSAGES_TOOLS,
     },
     "thoughts before a call": {
         "messages": [
             _USER,
-            _said("assistant", [{"type": "thinking", "thinking": "pondering", "signature": ""}, _use("t", "Lisbon")]),
-            _said("user", [_used("t", "sunshine")]),
+            _turn("assistant", [{"type": "thinking", "thinking": "pondering", "signature": ""}, _use("t", "Lisbon")]),
+            _turn("user", [_reply("t", "sunshine")]),
         ],
         "tools": _MESSAGES_TOOLS,
     },
     "a result of nothing": {
-        "messages": [_USER, _said("assistant", [_use("t", "Lisbon")]), _said("user", [_used("t", "")])],
+        "messages": [_USER, _turn("assistant", [_use("t", "Lisbon")]), _turn("user", [_reply("t", "")])],
         "tools": _MESSAGES_TOOLS,
     },
     "two turns of the user": {"system": "walnut", "messages": [_USER, _MORE]},

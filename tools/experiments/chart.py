@@ -11,7 +11,7 @@ _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2", "#e09f3e", "#555555")
 
 
 def chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) -> str:
-    """Lines through points, as an SVG picture. Both axes begin at 0."""
+    """Returns an SVG picture of lines through points. Both axes begin at 0."""
     right, top = _ceiling(lines, 0), _ceiling(lines, 1)
     width, height = _WIDTH - _LEFT - _LEGEND, _HEIGHT - _TOP - _BOTTOM
 
@@ -42,7 +42,7 @@ def chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) -
 
 
 def _ceiling(lines: Mapping[str, Points], axis: int) -> float:
-    """A round number that no point exceeds."""
+    """Returns a round number that no point exceeds."""
     most = max(point[axis] for points in lines.values() for point in points) or 1.0
     unit = 10.0 ** np.floor(np.log10(most))
     return float(next(unit * step for step in (1, 2, 4, 6, 8, 10) if unit * step >= most))

@@ -19,7 +19,7 @@ from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.services.executor.devices.protocol import Bool, Int64
 from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.scheduler.policy.term_limits import TermLimits
-from tools.experiments.simulation.pipeline import Host, VirtualPipeline
+from tools.experiments.simulation.pipeline import Host, VirtualPipeline, one_after_another
 
 LIMITS = TermLimits(30_000, 16, 64, budget=512, window=8, max_budget=4096, max_plan_bytes=1 << 30)
 HOST = Host(step=300e-6, schedule=100e-6, round_trip=1e-3, edge=4e-3, asynchronous=False)
@@ -112,15 +112,8 @@ def measure(cpu: Cpu, load: Load, seed: int) -> Figures:
     """Returns the figures of one run."""
     draw = random.Random(seed)
     requests = _requests(load, draw)
-    waiting = requests[load.clients :][::-1]
+    following = one_after_another(requests[load.clients :][::-1])
     late = [Request(5.0, prompt_of(draw, load.long_prompt), 1)] if load.long_prompt else []
-
-    def following(ended: Request) -> Request | None:
-        request = waiting.pop() if waiting else None
-        if request is not None:
-            request.at = ended.tokens_at[-1]
-        return request
-
     VirtualPipeline(LIMITS, cpu, HOST, SlotTable, LONGEST).run(requests[: load.clients] + late, following)
     counted = late or requests
     since, until = (late[0].at, late[0].tokens_at[0]) if late else (0.0, float("inf"))

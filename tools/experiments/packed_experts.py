@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 
 from pagewire.bench.cpu_step import VOCABULARY
-from tools.experiments.vllm.inputs import tokenizer
+from tools.experiments.vllm.inputs import END, tokenizer
 
 WIDTH, INNER, LAYERS, EXPERTS, CHOSEN = 1024, 256, 8, 128, 8
 HEADS, KV_HEADS, HEAD_SIZE = 16, 2, 128
@@ -23,7 +23,6 @@ CONTEXT = 8192
 SPREAD = 0.03
 """Standard deviation of the weights, around 0."""
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
-END = "<|endoftext|>"
 
 Values = npt.NDArray[Any]
 Stored = tuple[str, Values, GGMLQuantizationType]

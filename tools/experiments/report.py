@@ -69,7 +69,7 @@ def contents() -> dict[Path, str]:
 
 def filled(page: str, tables: Mapping[str, Callable[[], list[str]]]) -> str:
     """Returns a page with all of its marked tables made anew."""
-    return _MARKED.sub(lambda found: found[1] + "\n".join([*tables[found[2]](), ""]) + found[3], page)
+    return _MARKED.sub(lambda mark: mark[1] + "\n".join([*tables[mark[2]](), ""]) + mark[3], page)
 
 
 def origin(file: Path) -> str:
@@ -96,6 +96,11 @@ def _read(kind: Callable[..., Run], pattern: str) -> list[Run]:
     return [kind(**run) for run in _runs(pattern)]
 
 
+def _stacked(*tables: list[str]) -> list[str]:
+    """Returns tables one below the other."""
+    return [line for table in tables for line in (*table, "")][:-1]
+
+
 def _ablation() -> ablation.Cells:
     return ablation.read(_runs("ablation.json"))
 
@@ -112,8 +117,7 @@ def _sim() -> list[str]:
 
 def _chaos() -> list[str]:
     """Returns a table per run."""
-    tables = [chaos.table_of(run) for run in _runs("chaos*.json")]
-    return [line for table in tables for line in (*table, "")][:-1]
+    return _stacked(*(chaos.table_of(run) for run in _runs("chaos*.json")))
 
 
 def _features() -> list[str]:
@@ -124,7 +128,7 @@ def _structured() -> list[str]:
     files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("structured*.json"))]
     outputs = [structured.Outputs(**one) for run in files for one in run["outputs"]]
     times = [structured.Times(**one) for run in files for one in run["times"]]
-    return [*structured.output_table(outputs), "", *structured.time_table(times)]
+    return _stacked(structured.output_table(outputs), structured.time_table(times))
 
 
 def _full_pipeline() -> list[pipeline.Figures]:
@@ -144,7 +148,7 @@ def _gpu(part: str) -> list[str]:
     }
     kind, table = kinds[part]
     files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("gpu-*.json"))]
-    return table([kind(**run) for found in files for run in found["parts"].get(part, [])])
+    return table([kind(**run) for file in files for run in file["parts"].get(part, [])])
 
 
 def _h200() -> str:
@@ -159,10 +163,10 @@ def _h200() -> str:
     )
 
 
-def _profiled(gaps: list[dict[str, Any]], **given: Any) -> Any:
+def _profiled(gaps: list[dict[str, Any]], **fields: Any) -> Any:
     from pagewire.bench._gpu.profile import Gap, ProfileRun
 
-    return ProfileRun(**given, gaps=[Gap(**gap) for gap in gaps])
+    return ProfileRun(**fields, gaps=[Gap(**gap) for gap in gaps])
 
 
 def _fastgen() -> fastgen.Cells:
@@ -171,8 +175,7 @@ def _fastgen() -> fastgen.Cells:
 
 def _vllm_zen4() -> list[str]:
     runs = _runs("vllm-zen4.json")
-    tables = [vllm_cpu.comparison(runs, measure) for measure in ("output_throughput", "median_ttft_ms")]
-    return [line for table in tables for line in (*table, "")][:-1]
+    return _stacked(*(vllm_cpu.comparison(runs, measure) for measure in ("output_throughput", "median_ttft_ms")))
 
 
 def _figures() -> list[str]:

@@ -20,19 +20,19 @@ class Client:
         self._number = number
         self._draw = random.Random(f"{seed} {number}")
         self._think = think
-        self._said: list[int] = []
+        self._history: list[int] = []
 
     def ask(self, now: float) -> Request:
         """Returns the next request, which is sent after a pause that begins at `now`."""
         prompt, output = self._draw.choice(sharegpt_lengths())
-        if len(self._said) + prompt + output > LONGEST:
-            self._said = []
-        self._said = self._said + self._draw.choices(range(_VOCABULARY), k=prompt)
+        if len(self._history) + prompt + output > LONGEST:
+            self._history = []
+        self._history = self._history + self._draw.choices(range(_VOCABULARY), k=prompt)
         at = now + self._draw.expovariate(1 / self._think)
-        return Request(at, self._said, output, client=self._number)
+        return Request(at, self._history, output, client=self._number)
 
     def receive(self, answer: Sequence[int]) -> None:
         """Takes in a complete answer."""
-        self._said = self._said + list(answer)
+        self._history = self._history + list(answer)
         if self._draw.random() < 1 / TURNS:
-            self._said = []
+            self._history = []

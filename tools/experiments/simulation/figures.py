@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tools.experiments.simulation.pipeline import Trace
+from tools.experiments.simulation.service_level import makespan
 
 QUANTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -13,7 +14,7 @@ QUANTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 def figures(trace: Trace) -> dict[str, float]:
     """Returns the figures of one run. Times are in seconds, shares in [0, 1]."""
     requests = trace.requests
-    span = max(request.tokens_at[-1] for request in requests) - min(request.at for request in requests)
+    span = makespan(requests)
     times = {
         "ttft": [request.ttft for request in requests],
         "tpot": [statistics.fmean(request.intervals) for request in requests if request.intervals],

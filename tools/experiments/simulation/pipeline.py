@@ -81,6 +81,18 @@ Then = Callable[[Request], Request | None]
 """Returns the next request of a client whose request has ended, if it sends one."""
 
 
+def one_after_another(waiting: list[Request]) -> Then:
+    """Has a client whose request has ended send the last one of `waiting`, which is removed there."""
+
+    def following(ended: Request) -> Request | None:
+        request = waiting.pop() if waiting else None
+        if request is not None:
+            request.at = ended.tokens_at[-1]
+        return request
+
+    return following
+
+
 class VirtualPipeline:
     """One scheduler and one executor. Use once.
 

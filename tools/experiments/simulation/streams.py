@@ -4,12 +4,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pagewire.bench._common.loads import Request, sharegpt
+from pagewire.bench._common.loads import sharegpt
 from pagewire.bench._common.output import markdown
 from pagewire.services.executor.devices.defaults import CPU, GPU, Defaults
 from pagewire.services.executor.devices.sim.roofline import GPUS
 from pagewire.services.executor.slot_table import SlotTable
-from tools.experiments.simulation.pipeline import Host, VirtualPipeline
+from tools.experiments.simulation.pipeline import Host, VirtualPipeline, one_after_another
 from tools.experiments.simulation.systems import System, Variant, limits, roofline
 
 REQUESTS = 4
@@ -38,13 +38,7 @@ def serve(system: System, streams: int, defaults: Defaults, seed: int) -> Stream
     pipeline = VirtualPipeline(bounds, times, Host(), SlotTable, 2 * system.longest)
     waiting = sharegpt(random.Random(seed), streams * REQUESTS)
 
-    def following(ended: Request) -> Request | None:
-        request = waiting.pop() if waiting else None
-        if request is not None:
-            request.at = ended.tokens_at[-1]
-        return request
-
-    trace = pipeline.run([waiting.pop() for _ in range(streams)], following)
+    trace = pipeline.run([waiting.pop() for _ in range(streams)], one_after_another(waiting))
     span = max(request.tokens_at[-1] for request in trace.requests)
     share = trace.moved / trace.busy / (GPUS[system.gpu].bandwidth * system.degree)
     tokens = sum(request.output for request in trace.requests)

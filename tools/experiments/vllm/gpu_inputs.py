@@ -12,15 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from pagewire.bench._common.loads import sharegpt_lengths
 from pagewire.bench.shapes import SHAPES
-from tools.experiments.vllm.inputs import tokenizer
+from tools.experiments.vllm.inputs import END, text_drawer, tokenizer
 
-END = "<|endoftext|>"
 MOST_PROMPT = 4000
 """Maximum tokens of a prompt whose length is drawn, as in DeepSpeed-FastGen's benchmark."""
 _PLAIN = re.compile(r"[!-~Ġ]+")
 """A token whose text is ASCII."""
-_WORD = re.compile("Ġ[a-z]+")
-"""A token that is a space and a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +102,10 @@ def write_requests(stage: Stage, file: Path, scale: float = 1.0) -> int:
 
 
 def _requests(stage: Stage, count: int) -> Iterator[dict[str, object]]:
-    """Yields requests whose prompts are words, drawn by Zipf's law: the ids are ordered by frequency."""
+    """Yields requests with prompts of `text_drawer`."""
     draw = random.Random(stage.title)
-    ids = tokenizer().get_vocab()
-    words = [token.replace("Ġ", " ") for token in sorted(ids, key=ids.__getitem__) if _WORD.fullmatch(token)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]
-    moment = 0.0
+    text, moment = text_drawer(draw), 0.0
     for _ in range(count):
         prompt, answer = draw.choice(sharegpt_lengths()) if stage.lengths is None else stage.lengths.draw(draw)
-        yield {"prompt": "".join(draw.choices(words, weights, k=prompt)), "output_tokens": answer, "at": moment}
+        yield {"prompt": text(prompt), "output_tokens": answer, "at": moment}
         moment += draw.expovariate(stage.rate) if stage.rate else 0.0

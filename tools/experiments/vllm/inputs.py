@@ -4,7 +4,7 @@ import json
 import lzma
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 """Sizes in config.json."""
 
 _TOKENIZER = Path(__file__).parents[1] / "data" / "gpt2.json.xz"
-_END = "<|endoftext|>"
+END = "<|endoftext|>"
+"""The token of GPT-2 that ends a text."""
 _WORD = re.compile("Ġ[a-z]+")
 """A token of GPT-2 that is a space and a word."""
 
@@ -47,7 +48,7 @@ def tokenizer() -> Tokenizer:
 
 def write_model(name: str, folder: Path) -> None:
     """Writes the model `name` of `MODELS` with random weights in bf16, and its tokenizer."""
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=_END, eos_token=_END, pad_token=_END)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=END, eos_token=END, pad_token=END)
     end = fast.eos_token_id
     config = AutoConfig.for_model(
         vocab_size=VOCABULARY,
@@ -62,18 +63,22 @@ def write_model(name: str, folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def write_prompts(file: Path, count: int, seed: int = 42) -> None:
-    """Writes lines of {"prompt", "output_tokens"} with the lengths of real conversations.
+def text_drawer(draw: random.Random) -> Callable[[int], str]:
+    """Returns a function that draws a text of a given number of tokens.
 
-    Prompts are words of GPT-2's vocabulary, each a token. The vocabulary is ordered by frequency, and words are drawn
-    by Zipf's law, so that they repeat as in prose.
+    Texts are words of GPT-2's vocabulary, each a token. The vocabulary is ordered by frequency, and words are drawn by
+    Zipf's law, so that they repeat as in prose.
     """
-    draw = random.Random(seed)
     ids = tokenizer().get_vocab()
     words = [token.replace("Ġ", " ") for token in sorted(ids, key=ids.__getitem__) if _WORD.fullmatch(token)]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
-    lines = []
-    for tokens, output in draw.sample(sharegpt_lengths(), count):
-        prompt = "".join(draw.choices(words, weights, k=tokens))
-        lines.append(json.dumps({"prompt": prompt, "output_tokens": output}))
+    return lambda tokens: "".join(draw.choices(words, weights, k=tokens))
+
+
+def write_prompts(file: Path, count: int) -> None:
+    """Writes lines of {"prompt", "output_tokens"} with the lengths of real conversations."""
+    draw = random.Random(42)
+    text = text_drawer(draw)
+    lengths = draw.sample(sharegpt_lengths(), count)
+    lines = [json.dumps({"prompt": text(tokens), "output_tokens": output}) for tokens, output in lengths]
     file.write_text("\n".join(lines) + "\n")
