@@ -25,6 +25,7 @@ MODULES = [
     "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
     "pagewire.services.executor.devices.open_cpu",
+    "pagewire.services.executor.devices.protocol",
     "pagewire.services.executor.models.heads",
     "pagewire.services.executor.models.shard",
     "pagewire.services.executor.models.stored_names",

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch, rows_and_places
 from pagewire.services.executor.packed_columns import column, packed
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import Finish
@@ -48,10 +48,10 @@ class OutputColumns(NamedTuple):
 class CandidateColumns(NamedTuple):
     """The candidates of one step, packed as in `StepOutput`."""
 
-    counts: bytes
+    counts: bytes = b""
     """Pairs of a sequence id and the number of candidates of that sequence."""
-    ids: bytes
-    logprobs: bytes
+    ids: bytes = b""
+    logprobs: bytes = b""
 
 
 class LogprobColumns(NamedTuple):
@@ -78,7 +78,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
     changes: int
     """The slot table's count of changes at the launch: still the same when none of its sequences has begun or ended."""
     left: Int64 | None = None
-    """[R] number of tokens that fit into it; None where no row samples more than one."""
+    """[R] number of tokens that each sequence may still have; None where no row samples more than one."""
 
     def finishes(self, tokens: Int64) -> UInt8:
         """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
@@ -98,8 +98,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
         Returns the tokens that stay, the number of these in each row [R], and the `Finish` of each row [R].
         """
         assert self.left is not None
-        rows = np.repeat(np.arange(len(counts)), counts)
-        places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, places = rows_and_places(counts)
         stops = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
         failed = tokens == NOT_FINITE
         counts, finishes = np.minimum(counts, self.left), np.zeros(len(counts), np.uint8)

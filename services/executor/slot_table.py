@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagewire.services.executor.devices.id_lists import IdLists
-from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of, rows_and_places
 from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.packed_columns import column, entries, pairs
 from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
@@ -69,7 +69,7 @@ class SlotTable:
         self._checks = PlanChecks(capacity)
         self._several = capacity.max_row_tokens > 1 or speculator is not None  # whether rows may sample several tokens
         self._budget = 0
-        self._order: Int64 = np.empty(0, np.int64)
+        self._order: Int64 = np.empty(0, np.int64)  # occupied slots, in the order in which prompts are served
         self._all: Bool = np.ones(slots, np.bool_)  # what every row is in a step without dead rows
         self._occupied: Bool = np.zeros(slots, np.bool_)
         self._running: Bool = np.zeros(slots, np.bool_)
@@ -84,7 +84,7 @@ class SlotTable:
         self._computed: Int64 = np.zeros(slots, np.int64)
         self._limits: Int64 = np.zeros(slots, np.int64)
         self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
-        self._ends: Int64 = np.zeros(slots, np.int64)
+        self._ends: Int64 = np.zeros(slots, np.int64)  # length, prompt included, at which each sequence ends
         self._stop_ids = IdLists(slots)
         self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
         self._structured: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has a grammar
@@ -289,8 +289,7 @@ class SlotTable:
         tokens, counts, finishes = step.cut(tokens, counts)
         here = self._admissions[slots] == step.admissions
         sampled = here & batch.samples
-        rows = np.repeat(np.arange(len(slots)), counts)
-        places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, places = rows_and_places(counts)
         written = here[rows]
         accepted = None
         if batch.num_drafts is not None:

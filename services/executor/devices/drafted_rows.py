@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Int64, StepBatch, rows_and_places
 
 
 class DraftedRows:
@@ -29,8 +29,7 @@ class DraftedRows:
         self.num_drafts = batch.num_drafts[self.rows]
         counts = self.num_drafts + 1
         self.first = counts.cumsum() - counts
-        self.owners = np.repeat(np.arange(len(self.rows)), counts)
-        offsets = np.arange(len(self.owners)) - self.first[self.owners]
+        self.owners, offsets = rows_and_places(counts)
         self.places = batch.query_lens.cumsum()[self.rows][self.owners] - counts[self.owners] + offsets
         self.positions = self.ends[self.owners] + offsets
         self._token_ids = batch.token_ids

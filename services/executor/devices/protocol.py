@@ -106,6 +106,16 @@ def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:
     return np.arange(ends[-1]) + np.repeat(num_computed_tokens + query_lens - ends, query_lens)
 
 
+def rows_and_places(counts: Int64) -> tuple[Int64, Int64]:
+    """Returns the row of each entry of rows that have `counts` [R] entries, and the entry's place in its row.
+
+    >>> [column.tolist() for column in rows_and_places(np.array([2, 0, 1]))]
+    [[0, 0, 2], [0, 1, 0]]
+    """
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return rows, np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The most likely tokens of some rows of a step, by the model's own distribution: no filter and no temperature."""

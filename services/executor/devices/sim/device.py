@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Device, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.protocol import (
+    Candidates,
+    Capacity,
+    Device,
+    Edits,
+    Int64,
+    Logprobs,
+    StepBatch,
+    rows_and_places,
+)
 from pagewire.services.executor.devices.sim.roofline import Roofline
 from pagewire.shared.sampling_parameters import RECORD, Record
 
@@ -132,11 +141,8 @@ class SimDevice(Device):
         token_counts, positions = None, batch.ends[rows]
         if self.capacity.max_row_tokens > 1:
             token_counts = self._counts(batch)
-            counts = token_counts[rows]
-            rows = np.repeat(rows, counts)
-            positions = (
-                np.repeat(positions, counts) + np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-            )
+            owners, places = rows_and_places(token_counts[rows])
+            rows, positions = rows[owners], positions[owners] + places
         slots, records = batch.slots[rows], self._records
         picked = choices(records["key"][slots], positions, len(self._tokens))
         for row in np.flatnonzero(positions < records["min_length"][slots]).tolist():
