@@ -286,7 +286,7 @@ def _adapters(adapters: CpuAdapters, rows: int, options: argparse.Namespace) -> 
             factors = torch.randn(options.rank, target.inputs), torch.randn(target.outputs, options.rank) * 1e-4
             updates.setdefault(target.path, []).append(LowRank(*factors, target.first, 1.0))
         adapter = SequenceAdapter("")
-        adapter.put(adapters.pack(Adapter(updates, options.rank)))
+        adapter.put(adapters.pack(Adapter(updates)))
         loaded.append(adapter)
     for slot in range(options.plain, rows):
         adapters.assign(slot, loaded[slot % len(loaded)])

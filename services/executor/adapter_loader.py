@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from typing_extensions import override
@@ -66,20 +66,8 @@ class SequenceAdapter(LoadedAdapter):
             loaded()
 
 
-class Loader(Protocol):
-    """Loads the adapters of sequences."""
-
-    slots: AdapterSlots
-
-    def load(self, digest: str, loaded: Callable[[], None]) -> SequenceAdapter:
-        """Returns the adapter of a hash. If it is not ready, `loaded` is called on another thread when it is."""
-
-    def close(self) -> None:
-        """Ends the threads."""
-
-
-class AdapterLoader(Loader):
-    """Loads adapters one after the other. `load` is called on one thread."""
+class AdapterLoader:
+    """Loads the adapters of sequences, one after the other. `load` is called on one thread."""
 
     def __init__(self, slots: AdapterSlots, fetch: FetchAdapter, max_rank: int, kept: int) -> None:
         """`kept` adapters stay in memory."""
@@ -90,8 +78,8 @@ class AdapterLoader(Loader):
         self._adapters: OrderedDict[str, SequenceAdapter] = OrderedDict()  # the last used one last
         self._thread = ThreadPoolExecutor(1, "adapters")
 
-    @override
     def load(self, digest: str, loaded: Callable[[], None]) -> SequenceAdapter:
+        """Returns the adapter of a hash. If it is not ready, `loaded` is called on another thread when it is."""
         adapter = self._adapters.get(digest)
         if adapter is None or adapter.lost:
             adapter = self._adapters[digest] = SequenceAdapter(digest)
@@ -102,8 +90,8 @@ class AdapterLoader(Loader):
             self._adapters.popitem(last=False)  # sequences that run with it have it still
         return adapter
 
-    @override
     def close(self) -> None:
+        """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, digest: str, adapter: SequenceAdapter) -> None:

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
 
 import structlog
 from llguidance import LLMatcher
-from typing_extensions import override
 
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.packed_columns import column
@@ -20,26 +18,16 @@ from pagewire.shared.sampling_parameters import is_penalized, unpack_record
 _log = structlog.get_logger()
 
 
-class Opener(Protocol):
-    """Opens the grammars of sequences."""
-
-    def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
-        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread, and
-        so is `on_limit` before the end of a step in which the grammar goes beyond a limit."""
-
-    def close(self) -> None:
-        """Ends the threads."""
-
-
-class GrammarOpener(Opener):
+class GrammarOpener:
     """Opens grammars for the tokenizer of one model, one after the other."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "grammar")
 
-    @override
     def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
+        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread, and
+        so is `on_limit` before the end of a step in which the grammar goes beyond a limit."""
         output = column(added.tokens)[added.prompt_tokens :].tolist()
         sampling = added.sampling
         # Tokens that are not sampled have no log-probabilities, and the sampler does not count them for penalties.
@@ -63,8 +51,8 @@ class GrammarOpener(Opener):
         self._thread.submit(start)
         return grammar
 
-    @override
     def close(self) -> None:
+        """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _matcher(self, text: str, output: Sequence[int], *, fresh: bool) -> LLMatcher | None:

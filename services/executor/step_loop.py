@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import structlog
 
-from pagewire.services.executor.adapter_loader import Loader, SequenceAdapter
+from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
-from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.packed_columns import column, entries
@@ -73,9 +72,9 @@ class StepLoop:
         device: Device,
         inbox: PlanInbox,
         emit: Callable[[StepResult | PlanRefused], None],
-        grammars: Opener | None = None,
+        grammars: GrammarOpener | None = None,
         speculator: Speculator | None = None,
-        adapters: Loader | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`grammars` opens the grammars of sequences, `adapters` loads their adapters; None: no sequence has one.
         `speculator` drafts tokens; None: no step has drafts."""
@@ -87,7 +86,7 @@ class StepLoop:
         self._emit = emit
         self._speculator = speculator
         self._slots = SlotTable(device.capacity, speculator)
-        self._held: dict[int, _Sampling] = {}  # by slot in use
+        self._sampling: dict[int, _Sampling] = {}  # of each slot in use
         self._beyond_limits: set[int] = set()  # sequences that their grammars have ended, which other threads add
         self._term = 0
         self._step = 0
@@ -128,15 +127,15 @@ class StepLoop:
 
     def _run(self) -> None:
         idle = True
-        while (arrived := self._take(wait=idle)) is not None:
-            if arrived.term != self._term:
-                self._begin(arrived.term)
+        while (new := self._take(wait=idle)) is not None:
+            if new.term != self._term:
+                self._begin(new.term)
             try:
-                idle = not self._advance(arrived.plans)
+                idle = not self._advance(new.plans)
             except DeviceLost:
                 raise
             except Exception:
-                self._fail(arrived.plans)
+                self._fail(new.plans)
                 if self.broken:
                     raise
                 self._in_flight.abandon()
@@ -201,8 +200,8 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, ended, plan, plans, elapsed = self._in_flight.collect()
-        columns = self._slots.record(step, tokens, ended.token_counts, ended.forced)
+        step, tokens, pending, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens, pending.token_counts, pending.forced)
         if self._beyond_limits:
             columns = columns.blame_grammars(self._beyond_limits)
         counters = self.counters
@@ -228,12 +227,12 @@ class StepLoop:
         counters.sampled += _count_sampled(columns.tokens)
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
-        if ended.prompt_logprobs is not None:
-            for part in step.logprob_columns(ended.prompt_logprobs, columns):
+        if pending.prompt_logprobs is not None:
+            for part in step.logprob_columns(pending.prompt_logprobs, columns):
                 self._answer(OutputColumns(), plan, [], 0.0, logprobs=part)
         if columns.sequences or plans:
-            reported = None if ended.candidates is None else step.candidate_columns(ended.candidates)
-            parts = [] if ended.logprobs is None else step.logprob_columns(ended.logprobs, columns)
+            reported = None if pending.candidates is None else step.candidate_columns(pending.candidates)
+            parts = [] if pending.logprobs is None else step.logprob_columns(pending.logprobs, columns)
             for part in parts[1:]:
                 self._answer(OutputColumns(), plan, [], 0.0, logprobs=part)
             self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)
@@ -242,12 +241,12 @@ class StepLoop:
         if not wait:
             return self._inbox.take(wait=False)
         began = time.perf_counter()
-        arrived = self._inbox.take(wait=True)
+        new = self._inbox.take(wait=True)
         if self._device.lost:
             raise DeviceLost
         if self._slots.has_work:
             self.counters.waiting_s += time.perf_counter() - began
-        return arrived
+        return new
 
     def _begin(self, term: int) -> None:
         self._empty()
@@ -266,10 +265,10 @@ class StepLoop:
     def _empty(self) -> None:
         self._in_flight.discard()
         self._unanswered = []
-        for slot in self._held:
+        for slot in self._sampling:
             self._device.remove(slot)
             self._clear_adapter(slot)
-        self._held.clear()
+        self._sampling.clear()
         self._opening.clear()
         self._beyond_limits.clear()
         self._slots.clear()
@@ -280,11 +279,11 @@ class StepLoop:
         if plan.copies:
             table = unpack(plan.copies)
             self._device.copy(table[::2], table[1::2])
-        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
+        forks = [(fork.slot, unpack(fork.blocks), self._sampling[fork.source]) for fork in plan.forks]
         for slot in unpack(plan.removed):
             self._device.remove(slot)
             self._clear_adapter(slot)
-            del self._held[slot]
+            del self._sampling[slot]
             self._opening.pop(slot, None)
         for added in plan.added:
             self._add(added.slot, unpack(added.blocks), self._open(added))
@@ -293,7 +292,7 @@ class StepLoop:
         if plan.blocks:
             slots, blocks = entries(plan.blocks, 1 + len(self._device.capacity.windows))
             self._device.extend(slots.tolist(), blocks.tolist())
-        self.counters.num_slots = len(self._held)
+        self.counters.num_slots = len(self._sampling)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
     def _open(self, added: AddSlot) -> _Sampling:
@@ -312,7 +311,7 @@ class StepLoop:
         return _sampling_of(added, grammar, adapter)
 
     def _clear_adapter(self, slot: int) -> None:
-        if self._adapters is not None and self._held[slot].adapter is not None:
+        if self._adapters is not None and self._sampling[slot].adapter is not None:
             self._adapters.slots.clear(slot)
 
     def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
@@ -322,7 +321,7 @@ class StepLoop:
         self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
         if self._adapters is not None and sampling.adapter is not None:
             self._adapters.slots.assign(slot, sampling.adapter)
-        self._held[slot] = sampling
+        self._sampling[slot] = sampling
         if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
             sequence = NewSequence(sampling.record, sampling.prompt_tokens, sampling.cache_salt)
             self._speculator.begin(slot, sequence, sampling.stop_ids, edits.grammar if edits else None)
@@ -342,22 +341,11 @@ class StepLoop:
             plan,
             *columns[:5],
             round(elapsed * 1e6),
+            *(candidates or CandidateColumns()),
+            *(logprobs or LogprobColumns()),
             token_counts=columns.token_counts,
             drafts=columns.drafts,
         )
-        if candidates is not None or logprobs is not None:
-            counts, ids, likely = candidates or (b"", b"", b"")
-            tokens, ranks, entries, values = logprobs or LogprobColumns()
-            output = msgspec.structs.replace(
-                output,
-                candidate_counts=counts,
-                candidates=ids,
-                logprobs=likely,
-                logprob_tokens=tokens,
-                logprob_ranks=ranks,
-                logprob_ids=entries,
-                logprob_values=values,
-            )
         self._step += 1
         ended = time.time()
         self._emit(StepResult(output, plans, ended - elapsed, ended))

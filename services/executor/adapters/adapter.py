@@ -12,5 +12,3 @@ class Adapter:
 
     updates: Mapping[str, Sequence[LowRank]]
     """Updates of each product, by the path of its module in the model."""
-    rank: int
-    """The highest rank of all."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagewire.kernels.low_rank import LowRank
 from pagewire.services.executor.adapters.adapter import Adapter
-from pagewire.services.executor.adapters.pairs import check_pair, target_of, update_of
+from pagewire.services.executor.adapters.pairs import check_pair, factors, target_of, update_of
 from pagewire.services.executor.adapters.targets import Targets
 from pagewire.services.executor.models.gguf.names import rotary_pairs
 from pagewire.services.executor.models.gguf.tensors import dequantize
@@ -45,14 +45,14 @@ def read_gguf(files: AdapterFiles, targets: Targets, max_rank: int) -> Adapter:
         raise ConfigurationError("the adapter has an adapter.lora.alpha that is no number: convert it again")
     updates: dict[str, list[LowRank]] = {}
     modules = _modules(architecture, targets)
-    for base, (shrink, expand) in _pairs(tensors).items():
+    for base, (shrink, expand) in factors(tensors, "", SHRINK, EXPAND, "convert it again").items():
         module = modules.get(base, base)
         target, rank = target_of(module, targets), len(shrink)
         check_pair(module, shrink, expand, target, rank, max_rank)
         turned = ARCHITECTURES[architecture].interleaved and base.endswith((".attn_q.weight", ".attn_k.weight"))
         rows = expand[rotary_pairs(len(expand), targets.head_size).argsort()] if turned else expand
         updates.setdefault(target.path, []).append(update_of(shrink, rows, target, alpha / rank if alpha else 1.0))
-    return Adapter(updates, max(len(update.shrink) for several in updates.values() for update in several))
+    return Adapter(updates)
 
 
 def _check_kind(model: GgufModel, targets: Targets) -> str:
@@ -85,20 +85,3 @@ def _tensors(model: GgufModel, data: bytes) -> Mapping[str, Tensor]:
         blocks = np.frombuffer(data, np.uint8, size, stored.offset).reshape(stored.rows, -1).copy()
         tensors[name] = dequantize(blocks, stored.type).view(stored.shape)
     return tensors
-
-
-def _pairs(tensors: Mapping[str, Tensor]) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Returns both factors of each tensor of the model, by its name."""
-    bases: dict[str, None] = {}
-    for name in tensors:
-        base, dot, kind = name.rpartition(".")
-        if f"{dot}{kind}" not in (SHRINK, EXPAND):
-            raise ConfigurationError(f"the adapter has a tensor {name}, which is no factor of a matrix")
-        bases[base] = None
-    if not bases:
-        raise ConfigurationError("the adapter has no tensors: convert it again")
-    for base in bases:
-        for name in (f"{base}{SHRINK}", f"{base}{EXPAND}"):
-            if name not in tensors:
-                raise ConfigurationError(f"the adapter misses {name}: convert it again")
-    return {base: (tensors[f"{base}{SHRINK}"], tensors[f"{base}{EXPAND}"]) for base in bases}

@@ -1,5 +1,7 @@
 """The two factors of each update, checked against the matrix that they change."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,28 @@ from pagewire.services.executor.adapters.targets import Target, Targets
 from pagewire.shared.errors import ConfigurationError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def factors(
+    tensors: Mapping[str, Tensor], prefix: str, shrink: str, expand: str, mend: str
+) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Returns both factors of each matrix, by the part of their names between `prefix` and `shrink` or `expand`.
+
+    Raises:
+        ConfigurationError: a tensor is no factor, or one of two is missing; the message says to `mend` the adapter.
+    """
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        end = next((end for end in (shrink, expand) if name.endswith(end)), None)
+        if end is None or not name.startswith(prefix):
+            raise ConfigurationError(f"the adapter has a tensor {name}, which is no factor of a matrix")
+        halves.setdefault(name.removeprefix(prefix).removesuffix(end), {})[end] = tensor
+    if not halves:
+        raise ConfigurationError(f"the adapter has no tensors: {mend}")
+    for base, pair in halves.items():
+        for end in {shrink, expand} - pair.keys():
+            raise ConfigurationError(f"the adapter misses {prefix}{base}{end}: {mend}")
+    return {base: (pair[shrink], pair[expand]) for base, pair in halves.items()}
 
 
 def target_of(module: str, targets: Targets) -> Target:

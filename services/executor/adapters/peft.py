@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagewire.kernels.low_rank import LowRank
 from pagewire.services.executor.adapters.adapter import Adapter
-from pagewire.services.executor.adapters.pairs import check_pair, target_of, update_of
+from pagewire.services.executor.adapters.pairs import check_pair, factors, target_of, update_of
 from pagewire.services.executor.adapters.peft_config import PeftConfig, read_config
 from pagewire.services.executor.adapters.targets import Targets
 from pagewire.shared.adapters.files import AdapterFiles
@@ -20,6 +20,7 @@ PREFIX = "base_model.model."
 SHRINK, EXPAND = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of both factors."""
 MAX_HEADER_BYTES = 8 << 20
+"""Bytes of a file's table of tensors beyond which it is refused."""
 
 
 def read_peft(files: AdapterFiles, targets: Targets, max_rank: int) -> Adapter:
@@ -29,7 +30,8 @@ def read_peft(files: AdapterFiles, targets: Targets, max_rank: int) -> Adapter:
         ConfigurationError: the adapter is broken, does not fit the model, or needs what is not supported.
     """
     config = read_config(files.config, targets.architectures)
-    pairs = _pairs(_tensors(files.weights))
+    tensors = dict(sorted(_tensors(files.weights).items()))  # stored in any order, on which sums must not depend
+    pairs = factors(tensors, PREFIX, SHRINK, EXPAND, "save it again")
     updates: dict[str, list[LowRank]] = {}
     for module, (shrink, expand) in pairs.items():
         target = target_of(module, targets)
@@ -38,7 +40,7 @@ def read_peft(files: AdapterFiles, targets: Targets, max_rank: int) -> Adapter:
         check_pair(module, shrink, expand, target, config.rank(module), max_rank)
         updates.setdefault(target.path, []).append(update_of(shrink, expand, target, config.scale(module)))
     _check_complete(config, targets, pairs)
-    return Adapter(updates, max(len(shrink) for shrink, _ in pairs.values()))
+    return Adapter(updates)
 
 
 def _tensors(data: bytes) -> Mapping[str, Tensor]:
@@ -50,22 +52,6 @@ def _tensors(data: bytes) -> Mapping[str, Tensor]:
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigurationError(f"adapter_model.safetensors is broken ({error}): save the adapter again") from error
     return tensors
-
-
-def _pairs(tensors: Mapping[str, Tensor]) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Returns both factors of each module, by its name."""
-    halves: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in sorted(tensors.items()):  # safetensors has them in any order, on which sums must not depend
-        kind = next((kind for kind in (SHRINK, EXPAND) if name.endswith(kind)), None)
-        if kind is None or not name.startswith(PREFIX):
-            raise ConfigurationError(f"the adapter has a tensor {name}, which is no factor of a matrix")
-        halves.setdefault(name.removeprefix(PREFIX).removesuffix(kind), {})[kind] = tensor
-    if not halves:
-        raise ConfigurationError("the adapter has no tensors: save it again")
-    for module, pair in halves.items():
-        for kind in {SHRINK, EXPAND} - pair.keys():
-            raise ConfigurationError(f"the adapter misses {PREFIX}{module}{kind}: save it again")
-    return {module: (pair[SHRINK], pair[EXPAND]) for module, pair in halves.items()}
 
 
 def _check_complete(config: PeftConfig, targets: Targets, pairs: Mapping[str, Any]) -> None:

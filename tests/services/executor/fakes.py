@@ -19,7 +19,7 @@ from pagewire.services.executor.devices.protocol import (
     Logprobs,
     StepBatch,
 )
-from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.slot_table import SlotTable
@@ -270,7 +270,7 @@ class FakePending:
 class Run:
     """A loop on a thread, with a device that steps when it is told to."""
 
-    def __init__(self, *, depth: int = 1, gated: bool = False, opener: Opener | None = None) -> None:
+    def __init__(self, *, depth: int = 1, gated: bool = False, opener: GrammarOpener | None = None) -> None:
         self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
         self.results: queue.Queue[StepResult | PlanRefused] = queue.Queue()

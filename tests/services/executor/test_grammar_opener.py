@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Capacity
@@ -26,12 +27,13 @@ COMPILER = GrammarCompiler(lambda: LIBRARY, VOCABULARY, {0})
 CAPACITY = Capacity(8, 8, 4, 64, VOCABULARY)
 
 
-class SlowOpener:
+class SlowOpener(GrammarOpener):
     """Opens a grammar when it is told to."""
 
     def __init__(self) -> None:
         self.opened: list[Callable[[], None]] = []
 
+    @override
     def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
         def no_matcher(output: Sequence[int], *, fresh: bool) -> None: ...
 
@@ -44,6 +46,7 @@ class SlowOpener:
         self.opened.append(finish)
         return grammar
 
+    @override
     def close(self) -> None: ...
 
 

@@ -30,7 +30,7 @@ def adapter_of(targets: Targets, rank: int = 16) -> Adapter:
         shrink = torch.randn(rank, target.inputs, generator=random) * target.inputs**-0.5
         expand = torch.randn(target.outputs, rank, generator=random) * rank**-0.5
         updates.setdefault(target.path, []).append(LowRank(shrink, expand, target.first, 0.5))
-    return Adapter(updates, rank)
+    return Adapter(updates)
 
 
 def targets(path: Path) -> Targets:
@@ -67,7 +67,7 @@ def merged(path: Path, adapter: Adapter) -> Tensor:
 def check(path: Path, **options: Any) -> None:
     found = adapted(path, **options)
     assert 0 < difference(found, merged(path, adapter_of(targets(path)))) < ROUNDED
-    assert difference(found, merged(path, Adapter({}, 0))) > 3 * ROUNDED, "the adapter changes much more than rounding"
+    assert difference(found, merged(path, Adapter({}))) > 3 * ROUNDED, "the adapter changes much more than rounding"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -290,7 +290,7 @@ def adapter_of(targets: Targets) -> Adapter:
     for target in targets.products.values():
         shrink, expand = torch.zeros(RANK, target.inputs), torch.zeros(target.outputs, RANK)
         updates.setdefault(target.path, []).append(LowRank(shrink, expand, target.first, 1.0))
-    return Adapter(updates, RANK)
+    return Adapter(updates)
 
 
 def decode_with_adapters(device: CudaDevice, counts: Sequence[int]) -> dict[str, dict[str, int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.step_loop import StepLoop
@@ -30,7 +30,7 @@ class TwoSlots:
         self._slots: dict[int, int] = {}
         self._plans = 0
 
-    def run(self, device: Device, grammars: Opener | None = None) -> None:
+    def run(self, device: Device, grammars: GrammarOpener | None = None) -> None:
         """Runs all sequences to their ends and closes the device."""
         self.inbox.begin(1)
         for slot in range(2):
