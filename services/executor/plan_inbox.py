@@ -86,9 +86,9 @@ class PlanInbox:
                 self._changed.wait()
             if self._closed:
                 return None
-            arrived = NewPlans(self._term, self._ready)
+            new = NewPlans(self._term, self._ready)
             self._ready, self._news = [], False
-            return arrived
+            return new
 
     def _notify(self) -> None:
         self._news = True

@@ -10,7 +10,9 @@ from pagewire.shared.errors import BusError
 from pagewire.shared.messages.plan import Replay
 
 _WAITING = 64
+"""Maximum number of queued requests."""
 _BURST = 64
+"""Number of outputs between two flushes."""
 
 _log = structlog.get_logger()
 

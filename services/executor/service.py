@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
 
-import msgspec
 import structlog
 
 from pagewire.services.executor.adapters.registrar import Registrar
@@ -28,7 +26,7 @@ from pagewire.shared import subjects
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Message
-from pagewire.shared.errors import BusError, ConfigurationError, WireVersionError
+from pagewire.shared.errors import BusError, ConfigurationError
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.heartbeat import MEMORY, RESERVED, Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
@@ -40,8 +38,6 @@ from pagewire.shared.process.linux_process import family_bytes, predecessors, wa
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.process.polling import poll
 from pagewire.shared.settings.config import store_replicas
-
-T = TypeVar("T", Claim, Plan, Replay)
 
 FETCH_TIMEOUT = 60.0
 """Seconds within which the broker must send an adapter."""
@@ -186,7 +182,7 @@ class Executor:
             raise ConfigurationError("the broker does not answer") from error
 
     def _on_claim(self, capacity: Capacity, message: Message) -> None:
-        claim = _decoded(_claims, message)
+        claim = _claims.read(message)
         if claim is None or not message.reply:
             return
         assert self._steps is not None
@@ -213,7 +209,7 @@ class Executor:
         self._publish(message.reply, encode(answer))
 
     def _on_plan(self, message: Message) -> None:
-        plan = _decoded(_plans, message)
+        plan = _plans.read(message)
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
             self._kept_term = plan.term
@@ -239,7 +235,7 @@ class Executor:
             self._context.announce()
 
     def _on_replay(self, message: Message) -> None:
-        request = _decoded(_replays, message)
+        request = _replays.read(message)
         if request is not None and message.reply:
             self._replay_responder.ask(request, message.reply)
 
@@ -270,11 +266,3 @@ class Executor:
             self._bus.publish(subject, data)
         except BusError as error:  # readers see the gap and ask for a replay; schedulers repeat claims
             _log.warning("not_published", subject=subject, reason=str(error))
-
-
-def _decoded(decoder: Decoder[T], message: Message) -> T | None:
-    try:
-        return decoder.decode(message.data)
-    except (WireVersionError, msgspec.DecodeError) as error:
-        _log.warning("message_refused", subject=message.subject, reason=str(error))
-        return None

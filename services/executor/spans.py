@@ -43,22 +43,22 @@ class Spans:
         self._next_step = 0.0
         """Unix time in seconds before which no step gets a span."""
 
-    def observe(self, ran: StepResult) -> None:
+    def observe(self, result: StepResult) -> None:
         """Processes one result of the step loop."""
-        if ran.output.term != self._term:
-            self._term = ran.output.term
+        if result.output.term != self._term:
+            self._term = result.output.term
             for slot in list(self._slots):
-                self._remove(slot, ran.began)
-        for plan in ran.plans:
+                self._remove(slot, result.began)
+        for plan in result.plans:
             for slot in unpack(plan.removed):
-                self._remove(slot, ran.began)
+                self._remove(slot, result.began)
             for added in plan.added:
                 if added.trace:
                     self._slots[added.slot] = self._prefilling[added.sequence] = _Life(added)
-        if (self._prefilling or self._decoding) and ran.began >= self._next_step:
-            self._record_step(ran.output, ran.began, ran.ended)
-        if self._prefilling or (self._decoding and any(ran.output.finishes)):
-            self._look(ran.output, ran.began, ran.ended)
+        if (self._prefilling or self._decoding) and result.began >= self._next_step:
+            self._record_step(result.output, result.began, result.ended)
+        if self._prefilling or (self._decoding and any(result.output.finishes)):
+            self._read_rows(result.output, result.began, result.ended)
 
     def _record_step(self, output: StepOutput, began: float, ended: float) -> None:
         traced = self._prefilling | self._decoding
@@ -76,18 +76,20 @@ class Spans:
             self._record("step", traces[0], began, ended, about, traces[1:])
             self._next_step = began + STEP_INTERVAL
 
-    def _look(self, output: StepOutput, began: float, ended: float) -> None:
+    def _read_rows(self, output: StepOutput, began: float, ended: float) -> None:
+        """Follows the traced sequences through the rows of a step."""
         tokens, _ = output.split_tokens()
         for sequence, token, finish in zip(unpack(output.sequences), tokens, output.finishes, strict=True):
             life = self._prefilling.get(sequence)
             if life is not None:
                 life.began = life.began or began
                 if token != NO_TOKEN:
-                    self._answer(life, ended)
+                    self._begin_decode(life, ended)
             if finish != Finish.NONE and sequence in self._decoding:
                 self._end(self._decoding[sequence], ended, Finish(finish).name.lower())
 
-    def _answer(self, life: _Life, now: float) -> None:
+    def _begin_decode(self, life: _Life, now: float) -> None:
+        """Records the prefill of a sequence that has its first token."""
         added = life.added
         computed = len(added.tokens) // 4 - added.computed
         self._span("prefill", life, life.began or now, now, {"tokens": computed, "cached_tokens": added.computed})

@@ -1,4 +1,4 @@
-"""The size of the KV pool."""
+"""The size of the KV pool, by the memory that is free on a device."""
 
 import os
 from collections.abc import Sequence

@@ -25,6 +25,7 @@ STEPS = (
 )
 """Rows of each step: slot, first position and position after the last one. Prompts are cut, packed and decoded."""
 LENGTHS = (22, 14)
+"""Tokens of the two texts."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Root mean square of the difference of a position's logits, relative to their standard deviation."""
 

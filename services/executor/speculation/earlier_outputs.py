@@ -15,6 +15,7 @@ MAX_TENANTS = 64
 MOST_PLACES = 64
 """Places of a pair of tokens that are searched, the last ones."""
 _BITS = 32
+"""Bits of the second token of a pair, which is one number."""
 
 
 class Outputs:

@@ -94,19 +94,28 @@ def load_decoder(
             )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"transformers cannot load {folder}: {_first_line(error)}") from error
-    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if names := sorted(map(str, info[what])):
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if names := sorted(map(str, info[problem])):
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
+            raise ConfigurationError(
+                f"the checkpoint does not fit its config.json, {problem.replace('_', ' ')}: {shown}"
+            )
     if divisors:
         _divide(model, divisors)
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
     if quantization is not None:
         _log.info("weights_dequantized", dtype=str(dtype))
-    finished = finish(model)
+    served = finish(model)
     if cut is not None and collectives is not None:
         cut.sum_over(model, collectives)
-    return finished
+    return served
+
+
+def _without_memory(config: PretrainedConfig) -> PreTrainedModel:
+    """Returns the model of a configuration on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+    return model
 
 
 def _cut(config: PretrainedConfig, shard: Shard) -> TransformersCut:
@@ -115,8 +124,7 @@ def _cut(config: PretrainedConfig, shard: Shard) -> TransformersCut:
     Raises:
         ConfigurationError: the family cannot be cut.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+    model = _without_memory(config)
     try:
         spec, attentions = _probed(model)
     except (NotImplementedError, RuntimeError) as error:
@@ -155,9 +163,7 @@ def _open(folder: Path, config: PretrainedConfig, quantization: dict[str, Any] |
         with open_folder(folder, quantization) as stored:
             yield stored
         return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-    names = model.state_dict().keys()
+    names = _without_memory(config).state_dict().keys()
     with open_gguf(folder, names) as tensors:
         if unknown := sorted(tensors.names() - names):
             raise ConfigurationError(f"{folder} has tensors that its architecture has no use for: {unknown[0]}")
@@ -224,8 +230,7 @@ def examine(config: PretrainedConfig) -> ModelSpec | None:
     """
     try:
         check_config(config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+        model = _without_memory(config)
         check_modules(model)
         try:
             spec, _ = _probed(model)
