@@ -24,7 +24,6 @@ class WireVersionError(PagewireError):
     def __init__(self, theirs: int, ours: int) -> None:
         super().__init__(f"a peer uses wire version {theirs}, this service {ours}: run one release everywhere")
         self.theirs = theirs
-        self.ours = ours
 
 
 class BusError(PagewireError):

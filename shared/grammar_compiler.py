@@ -34,6 +34,7 @@ LIMITS = llguidance.LLParserLimits(
 STACK = 256 << 20
 """Bytes of stack for compiling: the library recurses along chains of rules. Unused bytes take no memory."""
 _creating = threading.Lock()
+"""Held while a thread with a deep stack is created: the size of new stacks is one for the whole process."""
 
 
 class GrammarError(PagewireError):

@@ -15,9 +15,13 @@ The broker lets only the user of that name publish there, so the subject proves 
 proves nothing: the broker does not check it.
 """
 GENERATE = "pagewire.v1.generate"
+"""`.<model>`: a client asks for completions."""
 TOKENIZE = "pagewire.v1.tokenize"
+"""`.<model>`: a client asks for the tokens of a text."""
 DETOKENIZE = "pagewire.v1.detokenize"
+"""`.<model>`: a client asks for the text of tokens."""
 MODELS = "pagewire.v1.models"
+"""A client asks for the models that are served."""
 ADAPTERS = "pagewire.v1.adapters"
 """`.<load | unload>.<model>`: operators load and remove adapters."""
 CANCEL = "pagewire.v1.cancel"

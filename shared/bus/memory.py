@@ -1,4 +1,4 @@
-"""The bus inside one process, with the semantics of NATS, for tests and for a stack without a broker."""
+"""The bus inside one process, with the semantics of NATS, for tests and for `pagewire bench cost`."""
 
 import asyncio
 import random

@@ -11,11 +11,8 @@ from itertools import islice
 from typing_extensions import override
 
 from pagewire.shared.bus.framing import header_block
-from pagewire.shared.bus.protocol import Headers, Item, QueueLengths, Store, StoredItem
+from pagewire.shared.bus.protocol import LIST_BATCH, Headers, Item, QueueLengths, Store, StoredItem
 from pagewire.shared.errors import MessageTooLarge
-
-LIST_BATCH = 100
-"""Maximum number of items in an answer of `list_work`."""
 
 
 @dataclass(slots=True)

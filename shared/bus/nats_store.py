@@ -30,6 +30,7 @@ from pagewire.shared.bus.jetstream import (
 )
 from pagewire.shared.bus.protocol import (
     ACK_WAIT,
+    LIST_BATCH,
     Bus,
     Handler,
     Headers,
@@ -80,8 +81,6 @@ READ_TIMEOUT = 1.0
 """Seconds within which a record is read in a cluster. Readers try again, so this need not cover an election."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two attempts to store after a lost connection."""
-LIST_BATCH = 100
-"""Maximum number of items in an answer of `list_work`."""
 LIST_BYTES = 1 << 20
 """Bytes of items after which an answer of `list_work` ends."""
 OWN_HEADERS = "Nats-"

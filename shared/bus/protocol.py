@@ -15,6 +15,10 @@ DONE_AGE = 120.0
 """Seconds for which the record of an ended request is kept: repeated requests and redelivered items come earlier."""
 
 
+LIST_BATCH = 100
+"""Maximum number of items in an answer of `list_work`."""
+
+
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A received message. It is a struct because building a frozen dataclass would take most of a delivery's time."""
 

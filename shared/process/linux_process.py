@@ -1,4 +1,4 @@
-"""Settings of the process in Linux: it dies with its supervisor, and is scheduled as a batch process."""
+"""A process under Linux: the variables and signals of its supervisor, its end with it, its memory and its cores."""
 
 import ctypes
 import os

@@ -1,9 +1,9 @@
 """Reports the metrics of one service instance to the gateway, over the bus, and to the OTLP push."""
 
+import os
 import resource
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
@@ -16,10 +16,9 @@ from pagewire.shared.models import model_folder
 from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Service
 from pagewire.shared.process.heartbeater import Heartbeater
+from pagewire.shared.process.linux_process import resident_bytes
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import tracing
-
-_STATM = Path("/proc/self/statm")
 
 
 class Reporter:
@@ -55,8 +54,8 @@ class Reporter:
     def _of_process(self) -> Iterator[Sample]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield table.CPU_TIME.sample(usage.ru_utime + usage.ru_stime)
-        if _STATM.exists():
-            yield table.MEMORY.sample(float(_STATM.read_text().split()[1]) * resource.getpagesize())
+        if memory := resident_bytes(os.getpid()):
+            yield table.MEMORY.sample(float(memory))
         yield table.RECONNECTS.sample(self._bus.reconnections)
         yield table.DROPPED_SPANS.sample(tracing.dropped_spans())
 

@@ -1,7 +1,7 @@
 """The metadata of one architecture in a GGUF file, as checked numbers."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -32,22 +32,16 @@ class Keys:
         if isinstance(value, np.ndarray) and value.size and (key in self._varying or (value == value[0]).all()):
             value = value[0].item()
         if isinstance(value, np.ndarray):
-            raise ConfigurationError(
-                f"{self.model.path} has layers that differ in {self.architecture}.{key}: not supported"
-            )
+            raise ConfigurationError(f"{self.model.path} has layers that differ in {self._full(key)}: not supported")
         if type(value) is not int or value < 0:
-            raise ConfigurationError(
-                f"{self.model.path} has no number {self.architecture}.{key}: fetch the model again"
-            )
+            self._refuse(f"has no number {self._full(key)}")
         return value
 
     def real(self, key: str, default: float) -> float:
         """Returns a float32 as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06."""
         value = self.find(key, default)
         if type(value) not in {int, float}:
-            raise ConfigurationError(
-                f"{self.model.path} has a {self.architecture}.{key} that is no number: fetch the model again"
-            )
+            self._refuse(f"has a {self._full(key)} that is no number")
         return float(str(np.float32(value)))
 
     def reals(self, key: str) -> list[float]:
@@ -55,10 +49,7 @@ class Keys:
         value = self.find(key)
         numbers = value.tolist() if isinstance(value, np.ndarray) else [value] * self.layers
         if len(numbers) < self.layers or not all(type(number) in {int, float} for number in numbers):
-            raise ConfigurationError(
-                f"{self.model.path} has no list {self.architecture}.{key} with a number per layer: "
-                "fetch the model again"
-            )
+            self._refuse(f"has no list {self._full(key)} with a number per layer")
         return [float(str(np.float32(number))) for number in numbers[: self.layers]]
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -69,7 +60,7 @@ class Keys:
     def find(self, key: str, default: Any = None) -> Any:
         """Returns the value, which may be of any type."""
         self._read.add(key)
-        return self.model.metadata.get(f"{self.architecture}.{key}", default)
+        return self.model.metadata.get(self._full(key), default)
 
     def unread(self) -> list[str]:
         """Returns the architecture's keys in the file that nobody has asked for."""
@@ -82,10 +73,7 @@ class Keys:
         """Number of layers, without those that predict further tokens."""
         count = self.number("block_count")
         if count > len(self.model.tensors):
-            raise ConfigurationError(
-                f"{self.model.path} has {count} as {self.architecture}.block_count, more layers than tensors: "
-                "fetch the model again"
-            )
+            self._refuse(f"has {count} as {self._full('block_count')}, more layers than tensors")
         return count - self.number("nextn_predict_layers", 0)
 
     @property
@@ -93,9 +81,7 @@ class Keys:
         """Features of a head of queries and keys."""
         heads = self.number("attention.head_count")
         if not heads:
-            raise ConfigurationError(
-                f"{self.model.path} has 0 as {self.architecture}.attention.head_count: fetch the model again"
-            )
+            self._refuse(f"has 0 as {self._full('attention.head_count')}")
         return self.number("attention.key_length", self.number("embedding_length") // heads)
 
     def tensor(self, name: str, suffix: str = "weight") -> StoredTensor | None:
@@ -131,8 +117,12 @@ class Keys:
         elif type(stated) is int and stated > 0:
             kinds = [layer % stated < stated - 1 for layer in range(self.layers)]
         if len(kinds) != self.layers:
-            raise ConfigurationError(
-                f"{self.model.path} does not say which layers have a window of {window}: fetch the model again"
-            )
+            self._refuse(f"does not say which layers have a window of {window}")
         names = {True: "sliding_attention", False: "full_attention"}
         return {"sliding_window": window, "layer_types": [names[kind] for kind in kinds]}
+
+    def _full(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise ConfigurationError(f"{self.model.path} {reason}: fetch the model again")
