@@ -9,16 +9,15 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import structlog
 
 from pagewire.embedded import broker_config
 from pagewire.embedded.broker_config import SERVER_NAME, Membership
+from pagewire.embedded.child_process import end, send_signal
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process.linux_process import die_with, use_batch_scheduling
 from pagewire.shared.security.api_keys import ApiKeys
@@ -118,9 +117,7 @@ class Broker:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -222,22 +219,14 @@ class Broker:
 
     async def _end(self) -> None:
         if self._process is not None:
-            self._signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT):
-                    await self._process.wait()
-            except TimeoutError:
-                self._signal(signal.SIGKILL)
-                await self._process.wait()
+            await end(self._process, signal.SIGTERM, STOP_TIMEOUT)
         if self._reading is not None:
             await self._reading
             self._reading = None
 
     def _signal(self, number: signal.Signals) -> None:
-        """Sends a signal. asyncio's own `terminate` would reap a child that has just ended and lose its exit code."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+        if self._process is not None:
+            send_signal(self._process, number)
 
     def _write_configuration(self, folder: Path, port: int) -> Path:
         """Writes the server's configuration; returns the file."""

@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import socket
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -77,9 +76,7 @@ class Cluster:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:

@@ -45,9 +45,7 @@ async def wait_until_idle(
 
 
 async def _until_zero(bus: Bus, program: ServiceProgram, instances: Mapping[str, str], figure: str) -> None:
-    while True:
-        if not await _load(bus, program, instances, figure):
-            return
+    while await _load(bus, program, instances, figure):  # noqa: ASYNC110 - a load has no event
         await asyncio.sleep(INTERVAL)
 
 

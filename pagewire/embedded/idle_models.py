@@ -20,6 +20,8 @@ from pagewire.shared.process.peers import Peers
 
 INTERVAL = 0.5
 """Seconds between two checks of a model's heartbeats, which services send as often."""
+SERVICES = ("tokenizer", "scheduler", "executor")
+"""The services whose heartbeats say whether a model is used."""
 
 _log = structlog.get_logger()
 
@@ -93,13 +95,13 @@ class IdleModel:
 
     async def run(self) -> None:
         """Unloads and loads the model until cancelled."""
-        for service in ("tokenizer", "scheduler", "executor"):
+        for service in SERVICES:
             await self._peers.listen(service)
         usage, stand_in = Usage(self._limit, time.monotonic()), ""
         while True:
             await asyncio.sleep(INTERVAL)
             before, now = usage.state, time.monotonic()
-            beats = [beat for name in ("tokenizer", "scheduler", "executor") for beat in self._peers.alive(name)]
+            beats = [beat for service in SERVICES for beat in self._peers.alive(service)]
             match before, usage.observe((beat for beat in beats if beat.instance != stand_in), now):
                 case State.LOADED, State.UNLOADED:
                     _log.info("model_unloaded", model=self._model, idle_for=self._limit)

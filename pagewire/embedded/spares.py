@@ -2,14 +2,15 @@
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import structlog
 
+from pagewire.embedded.child_process import send_signal
 from pagewire.embedded.spare import Start, send
 from pagewire.shared.process.linux_process import PARENT
 
@@ -60,8 +61,7 @@ class Spares:
             if spare.taken.is_set():
                 ended.cancel()
             else:
-                with suppress(ProcessLookupError):
-                    spare.process.kill()
+                send_signal(spare.process, signal.SIGKILL)
                 await asyncio.shield(ended)
 
     async def start(

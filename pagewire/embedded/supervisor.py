@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
+from pagewire.embedded.child_process import end, send_signal
 from pagewire.embedded.spares import Spares
 from pagewire.shared.errors import ConfigurationError, PagewireError
 from pagewire.shared.process.linux_process import (
@@ -79,10 +81,10 @@ class _Run:
         draining: set when the process is about to end: its end is no failure.
     """
 
-    def __init__(self, predecessors: Sequence[asyncio.subprocess.Process]) -> None:
+    def __init__(self, predecessors: Sequence[Process]) -> None:
         self.predecessors = predecessors
         self.instance = ""
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         self.draining = asyncio.Event()
 
 
@@ -176,7 +178,7 @@ class Supervisor:
         """Sends a signal to the latest process of a program."""
         run = self._latest.get(name)
         if run is not None and run.process is not None:
-            _signal(run.process, number)
+            send_signal(run.process, number)
 
     def replace(self, name: str, instance: str) -> None:
         """Starts a successor of a process that drains. Nothing happens if that was done, or if the program stops."""
@@ -199,7 +201,7 @@ class Supervisor:
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0
-        draining: list[asyncio.subprocess.Process] = []
+        draining: list[Process] = []
         loop = asyncio.get_running_loop()
         while program.name not in self._stopped:
             started = loop.time()
@@ -236,7 +238,7 @@ class Supervisor:
         await asyncio.wait({running}, timeout=self._policy.drain)
         if not running.done() and run.process is not None:
             _log.error("process_killed", pid=run.process.pid, after=self._policy.drain)
-            _signal(run.process, signal.SIGKILL)
+            send_signal(run.process, signal.SIGKILL)
 
     async def _run_once(self, program: Program, run: _Run) -> tuple[int, str]:
         """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""
@@ -265,27 +267,12 @@ class Supervisor:
             raise ConfigurationError(f"cannot start {program.name}: {error.strerror}: {program.command[0]}") from error
         run.process = process
         if program.name in self._stopped:
-            _signal(process, signal.SIGTERM)  # it has just started, so that it has nothing to finish
+            send_signal(process, signal.SIGTERM)  # it has just started, so that it has nothing to finish
         try:
             return await process.wait()
         finally:
             await asyncio.shield(self._end(process))
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
-        _signal(process, END_NOW)
-        try:
-            async with asyncio.timeout(self._policy.end):
-                await process.wait()
-        except TimeoutError:
+    async def _end(self, process: Process) -> None:
+        if process.returncode is None and await end(process, END_NOW, self._policy.end):
             _log.error("process_killed", pid=process.pid, after=self._policy.end)
-            _signal(process, signal.SIGKILL)
-            await process.wait()
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Sends a signal. asyncio's own `terminate` would reap a child that has just ended and lose its exit code."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
