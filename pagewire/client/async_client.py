@@ -36,6 +36,7 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` for each turn; content is text, or a list of text parts."""
 
 _REPLY_TIMEOUT = 5.0
+"""Seconds within which a service must answer."""
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
 
@@ -206,16 +207,14 @@ class AsyncClient:
         }
         if tools or tool_choice is not None:
             request |= {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-        if truncate_prompt_tokens is not None:
-            request["truncate_prompt_tokens"] = truncate_prompt_tokens
-        if add_special_tokens is not None:
-            request["add_special_tokens"] = add_special_tokens
-        if return_token_ids:
-            request["return_token_ids"] = True
-        if return_token_origins:
-            request["return_token_origins"] = True
-        if clamp_max_tokens:
-            request["clamp_max_tokens"] = True
+        optional = {
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+            "add_special_tokens": add_special_tokens,
+            "return_token_ids": return_token_ids or None,
+            "return_token_origins": return_token_origins or None,
+            "clamp_max_tokens": clamp_max_tokens or None,
+        }
+        request |= {name: value for name, value in optional.items() if value is not None}
         try:
             body = msgspec.to_builtins(request)
             parsed = msgspec.convert(body, GenerateRequest)

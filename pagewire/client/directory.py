@@ -17,6 +17,7 @@ from pagewire.shared.errors import (
 from pagewire.shared.messages.client import ModelInfo, ModelList
 
 _REPLY_TIMEOUT = 2.0
+"""Seconds within which a tokenizer must answer."""
 _models = msgspec.json.Decoder(ModelList)
 
 

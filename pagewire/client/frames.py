@@ -8,8 +8,11 @@ from pagewire.shared.messages.client import CancelReply, ErrorFrame, Frame
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 """Headers of a request in MessagePack, whose replies are in MessagePack too."""
+CANCEL_TIMEOUT = 2.0
+"""Seconds within which a service must answer that a request is cancelled."""
 
 ENCODER = msgspec.msgpack.Encoder()
+"""Encodes the requests of clients."""
 encode = ENCODER.encode
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
@@ -32,11 +35,11 @@ def error_of(frame: ErrorFrame) -> RequestError:
     return kind(frame.message, frame.retry_after_ms, field=frame.field, lengths=frame.lengths)
 
 
-async def cancel(bus: Bus, subject: str, timeout: float = 2.0) -> str:
+async def cancel(bus: Bus, subject: str) -> str:
     """Sends a request to a `cancel` subject. Returns cancelled, ended or unknown.
 
     Raises:
         BusError: no service answers.
     """
-    reply = await bus.request(subject, b"", timeout=timeout)
+    reply = await bus.request(subject, b"", timeout=CANCEL_TIMEOUT)
     return msgspec.json.decode(reply.data, type=CancelReply).state

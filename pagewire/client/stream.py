@@ -184,7 +184,7 @@ class Stream:
         self._sent["stream"] = False
         async with aclosing(self._exchange(RESULT_TIMEOUT)) as batches:
             async for _ in batches:
-                raise Internal("the reply is a stream, although one result was requested")
+                break
         if self._result is None:
             raise Internal("the reply is a stream, although one result was requested")
         return self._result
