@@ -50,11 +50,11 @@ class SharedMemoryCollectives:
         self._all_reduce = kernels.function("all_reduce", [c_void_p, c_void_p, c_int64, c_int])
         self._all_gather = kernels.function("all_gather", [*[c_void_p] * 3, c_int64, c_void_p, c_int])
         self._begin_call = kernels.function("begin_call", [c_void_p])
-        self._await_call = _asked(kernels, "await_call")
+        self._await_call = _integer_function(kernels, "await_call")
         self._end_call = kernels.function("end_call", [c_void_p])
-        self._await_others = _asked(kernels, "await_others")
+        self._await_others = _integer_function(kernels, "await_others")
         self._abort = kernels.function("abort_ranks", [c_void_p])
-        self._aborted = _asked(kernels, "aborted")
+        self._aborted = _integer_function(kernels, "aborted")
 
     @property
     def aborted(self) -> bool:
@@ -147,10 +147,10 @@ def memory_bytes(kernels: CpuKernels, size: int) -> int:
 
 def segment_bytes(kernels: CpuKernels) -> int:
     """Returns the bytes of the stamps at the beginning of the shared memory."""
-    return int(_asked(kernels, "segment_bytes", [])())
+    return int(_integer_function(kernels, "segment_bytes", [])())
 
 
-def _asked(kernels: CpuKernels, name: str, arguments: Sequence[Any] = (c_void_p,)) -> Any:
+def _integer_function(kernels: CpuKernels, name: str, arguments: Sequence[Any] = (c_void_p,)) -> Any:
     """Returns a function of the library whose result is an integer."""
     function: Any = kernels.function(name, list(arguments))
     function.restype = c_int64

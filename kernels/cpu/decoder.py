@@ -82,6 +82,8 @@ class RankPart:
 
 
 class _Layer(ctypes.Structure):
+    """The struct `Layer` of `decoder.cpp`."""
+
     _fields_ = (
         *((name, _Norm) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out", "q_norm", "k_norm")),
         *((name, Matrix) for name in ("qkv", "o", "up", "down")),
@@ -93,6 +95,8 @@ class _Layer(ctypes.Structure):
 
 
 class _Decoder(ctypes.Structure):
+    """The struct `Decoder` of `decoder.cpp`."""
+
     _fields_ = (
         ("layers", POINTER(_Layer)),
         *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "dim", "block_size")),
@@ -106,6 +110,8 @@ class _Decoder(ctypes.Structure):
 
 
 class _Pool(ctypes.Structure):
+    """The struct `Pool` of `decoder.cpp`: one layer's."""
+
     _fields_ = (("keys", c_void_p), ("values", c_void_p))
 
 
@@ -113,7 +119,7 @@ class CompiledDecoder:
     """Embedding and layers that run as one call.
 
     Attributes:
-        seconds: total time in matrix products and in attention.
+        seconds: total seconds in matrix products, and in attention.
     """
 
     def __init__(

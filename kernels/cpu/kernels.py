@@ -1,7 +1,7 @@
 """The compiled CPU kernels as functions of tensors.
 
 They compute in float32, for any dtype of weights and KV, with three exceptions. In products in bf16 both factors are
-bf16 (`CpuKernels.paired`), with integer weights the inputs are rounded to int16 in chunks of 32, and with KV in
+bf16 (`CpuKernels.paired`), with integer weights the inputs are rounded in chunks of 32 (`integers.hpp`), and with KV in
 int8 queries and softmax weights are rounded to int16.
 """
 
