@@ -34,19 +34,14 @@ async def wait_until_idle(
     `instances`: the current instance id of each program, by the program's name.
     """
     programs = list(programs)
+    loads = [(each, figures[each.service]) for figures in DRAIN_ORDER for each in programs if each.service in figures]
     try:
         async with asyncio.timeout(timeout):
-            for figures in DRAIN_ORDER:
-                for program in programs:
-                    if program.service in figures:
-                        await _until_zero(bus, program, instances, figures[program.service])
+            for program, figure in loads:
+                while await _load(bus, program, instances, figure):  # noqa: ASYNC110 - a load has no event
+                    await asyncio.sleep(INTERVAL)
     except TimeoutError:
         _log.warning("not_drained_in_time", seconds=timeout)
-
-
-async def _until_zero(bus: Bus, program: ServiceProgram, instances: Mapping[str, str], figure: str) -> None:
-    while await _load(bus, program, instances, figure):  # noqa: ASYNC110 - a load has no event
-        await asyncio.sleep(INTERVAL)
 
 
 async def _load(bus: Bus, program: ServiceProgram, instances: Mapping[str, str], figure: str) -> float:
