@@ -1,7 +1,6 @@
 """The interface of a language model: a function of a flat batch, to which the device passes the attention."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,15 +45,6 @@ class ModelSpec:
     def groups(self) -> LayerGroups:
         """The groups of layers that share a block table."""
         return group_layers(self.layers)
-
-    @classmethod
-    def of_equal_heads(
-        cls, vocab_size: int, heads: int, kv_heads: int, head_dim: int, windows: Sequence[int]
-    ) -> "ModelSpec":
-        """Returns a spec whose layers differ only in their windows; see `Attention.window`."""
-        return cls(
-            vocab_size, tuple(Attention(heads, kv_heads, head_dim, head_dim**-0.5, window) for window in windows)
-        )
 
 
 class ModelCut(Protocol):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
@@ -83,7 +84,7 @@ def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
 
 
 def test_a_block_takes_half_of_the_memory_of_a_16_bit_one() -> None:
-    spec = ModelSpec.of_equal_heads(vocab_size=512, heads=32, kv_heads=8, head_dim=128, windows=(0,) * 4)
+    spec = ModelSpec(512, (Attention(heads=32, kv_heads=8, head_size=128, scale=128**-0.5),) * 4)
     size = KVPool.bytes_per_block(spec, BLOCK_SIZE, FP8)
     assert KVPool.bytes_per_block(spec, BLOCK_SIZE, torch.bfloat16) == 2 * size
     pool = KVPool(spec, CAPACITY, torch.float32, runtime(), 1, FP8)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
@@ -12,7 +13,7 @@ from tests.services.executor.devices.cuda.twins import runtime
 @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn])
 def test_blocks_are_copied_in_every_layer(cached: torch.dtype) -> None:
     where = runtime()
-    spec = ModelSpec.of_equal_heads(90, 4, 2, 16, [0, 0])
+    spec = ModelSpec(90, (Attention(4, 2, 16, 0.25),) * 2)
     pool = KVPool(spec, Capacity(6, 4, 2, 32, 90), torch.bfloat16, where, 8, cached)
     for keys, values in pool.caches:
         for cache in (keys, values):

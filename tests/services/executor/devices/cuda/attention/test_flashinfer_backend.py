@@ -140,7 +140,7 @@ class CountedRuntime(HostRuntime):
 
 
 def backend_of(runtime: HostRuntime, windows: tuple[int, ...] = (0, 0), slots: int = 4) -> FlashInferBackend:
-    spec = ModelSpec.of_equal_heads(90, 4, 2, 16, list(windows))
+    spec = ModelSpec(90, tuple(Attention(4, 2, 16, 0.25, window) for window in windows))
     capacity = Capacity(6, 4, slots, 32, 90, windows=spec.groups.windows)
     return FlashInferBackend(KVPool(spec, capacity, torch.float32, runtime, 8), capacity, runtime)
 
