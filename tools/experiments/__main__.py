@@ -17,6 +17,7 @@ EXPERIMENTS = (
     "busy",
     "chat",
     "conversations",
+    "drafted_schemas",
     "fastgen",
     "features",
     "first_tokens",
