@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import pytest
 
 from tools.experiments.first_tokens import CPUS, Load, measure, table
@@ -10,7 +12,7 @@ def test_a_small_run_has_all_figures(lengths: str) -> None:
     assert 0 < figures.ttft <= figures.ttft_p99
     assert figures.tpot > 0
     assert figures.tokens_per_s > 0
-    (line,) = table({("fast", load): [figures]})[2:]
+    (line,) = table([{"cpu": "fast", "load": asdict(load), "seeds": [asdict(figures)]}])[2:]
     assert f"| {lengths} | 4 x 2 |" in line
 
 
