@@ -19,6 +19,7 @@ from pagewire.bench._chaos.requests import HTTP, Request
 from pagewire.bench._common.event_stream import split_events
 from pagewire.client.stream import Stream
 from pagewire.embedded.address import Address
+from pagewire.services.gateway.routes.endpoint import TIMEOUT as HTTP_DEADLINE
 from pagewire.shared.bus import Bus, Message, nats
 from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.errors import (
@@ -90,9 +91,11 @@ class NatsReader(Reader):
     @override
     async def read(self, request: Request, seen: Seen) -> None:
         try:
-            async with asyncio.timeout(self._deadline + PATIENCE):
-                while not await self._attempt(request, seen):  # noqa: ASYNC110 - a pause between two attempts
-                    await asyncio.sleep(AGAIN_AFTER)
+            while True:
+                async with asyncio.timeout(self._deadline + PATIENCE):  # each attempt has a deadline of its own
+                    if await self._attempt(request, seen):
+                        break
+                await asyncio.sleep(AGAIN_AFTER)
         except TimeoutError:
             seen.hung = True
         seen.ended = time.monotonic()
@@ -259,6 +262,7 @@ class HttpReader(Reader):
     """Reads `/v1/completions`. A request whose connection breaks is sent again with the same id, as the docs say."""
 
     def __init__(self, url: str, deadline: float) -> None:
+        """For `deadline` seconds a request that is refused is sent again; the gateway gives it its own deadline."""
         self._url = urlsplit(url)
         self._deadline = deadline
 
@@ -271,7 +275,7 @@ class HttpReader(Reader):
         body = _http_body(request)
         reached = 0
         try:
-            async with asyncio.timeout(self._deadline + PATIENCE):
+            async with asyncio.timeout(self._deadline + HTTP_DEADLINE + PATIENCE):
                 while True:
                     exchange = _Exchange(seen, reached)
                     if await self._attempt(request, body, seen, exchange):

@@ -1,0 +1,81 @@
+"""The clients of a run: what they take for an answer, a refusal, and a request that never ends."""
+
+import asyncio
+
+import pytest
+
+from pagewire.bench._chaos import readers
+from pagewire.bench._chaos.checks import Seen
+from pagewire.bench._chaos.readers import HttpReader, NatsReader
+from pagewire.bench._chaos.requests import HTTP, NATS, Request
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import RequestError, Unavailable
+from pagewire.shared.messages.client import Frame, GenerateRequest
+from tests.support.responder import MODEL, WORDS, Responder
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = b'{"choices": [{"index": 0, "text": "late", "finish_reason": "stop", "stop_reason": null}]}'
+REQUEST = Request(0, HTTP, "whole", "Once", {"max_tokens": 4})
+
+
+async def read(deadline: float, delay: float | None) -> Seen:
+    """What a client sees of an answer that comes so many seconds after the request; None: it never comes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if delay is None:
+            await reader.read()  # until the client goes away
+        else:
+            await asyncio.sleep(delay)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    seen, closed = Seen(), asyncio.Event()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        reader = HttpReader(f"http://{host}:{port}", deadline)
+        await reader.read(REQUEST, seen)
+        await reader.close()
+        await closed.wait()
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PATIENCE", 0.1)
+
+
+async def test_a_request_over_http_has_the_deadline_of_the_gateway() -> None:
+    """A slow machine is no fault of the stack: NATS requests alone have the deadline of the run."""
+    seen = await read(deadline=0.1, delay=0.4)
+    assert not seen.hung
+    assert seen.choice(0).text == "late"
+
+
+async def test_a_request_without_an_end_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "HTTP_DEADLINE", 0.1)
+    assert (await read(deadline=0.1, delay=None)).hung
+
+
+async def test_each_attempt_over_nats_has_a_deadline_of_its_own() -> None:
+    """A request that was refused is sent again: what counts is the deadline that it has then."""
+    broker = MemoryBroker()
+    responder = await Responder(MemoryBus(broker)).start()
+
+    def script(request: GenerateRequest) -> list[Frame | RequestError | None]:
+        if len(responder.requests) == 1:
+            return [Unavailable("the store is full")]
+        asyncio.get_running_loop().call_later(0.3, responder.send, *responder.answer(request))
+        return []
+
+    responder.script = script
+    reader, seen = NatsReader(MemoryBus(broker, inbox_prefix="_INBOX"), deadline=0.3), Seen()
+    await reader.read(Request(0, NATS, "greedy", "Once", {"max_tokens": 5}, model=MODEL), seen)
+    await reader.close()
+    assert not seen.hung
+    assert seen.choice(0).text == "".join(WORDS)
+    assert len(seen.refusals) == 1
