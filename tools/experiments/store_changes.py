@@ -3,7 +3,7 @@
 A stack with few slots has many streams open, most of them queued. Then somebody with all rights deletes or purges the
 work stream, limits it to one item or pauses its consumers, or the broker is killed and half of the newest block of its
 disk is cut off. Each stream must end with the text of an undisturbed run, or with 503; the time until a client is told
-503 counts from the change.
+503 counts from the change. When all streams have ended, no service may report a problem any more.
 """
 
 import argparse
@@ -19,10 +19,13 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._chaos.schedule import DAMAGE, DELETE, EDIT, PAUSE, PURGE
 from pagewire.bench._chaos.store_faults import damage_store, disturb_store
 from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.commands.status import problems
 from pagewire.embedded.broker import Broker
-from pagewire.embedded.stack import Stack
-from pagewire.shared.bus import nats
+from pagewire.embedded.stack import SUPERVISOR, Stack
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import Unavailable
+from pagewire.shared.process.discovery import ask
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
 
@@ -34,6 +37,8 @@ DEADLINE = 120.0
 """Seconds that a request has."""
 REST = 1.0
 """Seconds between two rounds."""
+WHOLE_WITHIN = 15.0
+"""Seconds after the end of all streams within which no service may report a problem any more."""
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Outcome:
     delays: list[float] = field(default_factory=list)
     """Seconds from the change until a client was told 503."""
     failures: list[str] = field(default_factory=list)
-    """Descriptions of all streams that did not end as they must."""
+    """Descriptions of all streams that did not end as they must, and of problems that `pagewire status` still shows."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,7 +92,13 @@ async def measure(settings: Settings, changes: Sequence[str], rounds: int, strea
     async with Stack(settings) as stack:
         address = await stack.ready()
         user, password = stack.operator
-        operator = await nats.connect(address.nats, name="operator", user=user, password=password)
+        operator = await nats.connect(
+            address.nats,
+            name="operator",
+            user=user,
+            password=password,
+            inbox_prefix=subjects.service_inbox(SUPERVISOR),  # services answer its questions
+        )
         async with AsyncClient(address.nats) as client:
             expected = await asyncio.gather(*(_text(client, number, asyncio.Event()) for number in range(streams)))
             outcomes = []
@@ -98,6 +109,7 @@ async def measure(settings: Settings, changes: Sequence[str], rounds: int, strea
                     await _round(client, expected, outcome, make)
                     await asyncio.sleep(REST)
                     await stack.ready()
+                    outcome.failures += await _problems(operator)
                 outcomes.append(outcome)
         await operator.close()
     return outcomes
@@ -144,6 +156,14 @@ async def _text(client: AsyncClient, number: int, began: asyncio.Event) -> str:
         began.set()
         text += delta.text
     return text
+
+
+async def _problems(operator: Bus) -> list[str]:
+    """Returns the problems that services report for too long, as `pagewire status` shows them."""
+    given_up = time.monotonic() + WHOLE_WITHIN
+    while (lines := problems(await ask(operator))) and time.monotonic() < given_up:
+        pass
+    return [f"the status shows {line}" for line in lines]
 
 
 async def _change(change: str, broker: Broker, operator: nats.NatsBus) -> None:
