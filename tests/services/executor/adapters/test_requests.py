@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import msgspec
+import pytest
 from typing_extensions import override
 
 from pagewire.services.executor.adapters.registrar import Registrar
@@ -12,6 +13,8 @@ from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest
 from pagewire.shared.messages.client import ErrorFrame
+
+pytestmark = pytest.mark.anyio
 
 
 class Broken(Registrar):
@@ -27,11 +30,7 @@ class Broken(Registrar):
         return AdapterReply(request.lora_name, "digest")
 
 
-def test_an_adapter_at_which_reading_fails_does_not_end_the_executor() -> None:
-    asyncio.run(load_odd_and_good())
-
-
-async def load_odd_and_good() -> None:
+async def test_an_adapter_at_which_reading_fails_does_not_end_the_executor() -> None:
     broker = MemoryBroker()
     client = MemoryBus(broker, inbox_prefix="_INBOX")
     requests = AdapterRequests(MemoryBus(broker), "m", Broken())
