@@ -86,6 +86,7 @@ MODULES = [
     "pagewire.shared.settings.config",
     "pagewire.shared.settings.environment",
     "pagewire.shared.settings.flags",
+    "pagewire.shared.settings.sizes",
     "pagewire.shared.settings.spelling",
     "pagewire.shared.settings.vllm_flags",
     "pagewire.shared.splitfuse",

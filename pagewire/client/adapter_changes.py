@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 import msgspec
 
 from pagewire.client import frames
-from pagewire.client.directory import Directory
+from pagewire.client.directory import Directory, own_name
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import InvalidRequest, ModelNotFound, NoResponders, RequestTimeout, Unavailable
@@ -26,13 +27,23 @@ RESEND_INTERVAL = 0.5
 async def change_adapter(
     bus: Bus, directory: Directory, model: str, change: LoadAdapterRequest | UnloadAdapterRequest
 ) -> AdapterReply:
-    """Loads or removes an adapter of a model, whatever executor dies meanwhile.
+    """Loads or removes an adapter, whatever executor dies meanwhile.
+
+    Args:
+        bus: a connection with the rights of the operator.
+        directory: the models that are served.
+        model: the model that the adapter changes; empty: of a loaded adapter its own, else the default one.
+        change: the request.
 
     Raises:
         RequestError: the change is refused, or no executor answers.
     """
-    name = await directory.resolve(model)
-    verb = "load" if isinstance(change, LoadAdapterRequest) else "unload"
+    adapter = change.lora_name
+    if isinstance(change, LoadAdapterRequest):
+        verb, name = "load", await directory.base_of(await directory.resolve(model))
+        await _check_name(directory, name, adapter)
+    else:
+        verb, name = "unload", await _model_of(directory, model, adapter)
     subject = directory.subject(f"{subjects.ADAPTERS}.{verb}.{subjects.model_token(name)}")
     body, began, attempt = msgspec.json.encode(change), time.monotonic(), 0
     while attempt < len(TIMEOUTS):
@@ -42,6 +53,8 @@ async def change_adapter(
             attempt += 1
         except NoResponders as error:
             if not await directory.serves_adapters(name):
+                if isinstance(absence := await directory.absence(name), ModelNotFound):
+                    raise absence from error
                 raise InvalidRequest(f"{name} serves no adapters: start it with --enable-lora") from error
             if time.monotonic() - began > RETRY_FOR:
                 raise Unavailable(f"no executor of {name} answers now: try again later") from error
@@ -52,6 +65,31 @@ async def change_adapter(
                 return msgspec.json.decode(reply.data, type=AdapterReply)
             refusal = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
             if attempt and verb == "unload" and isinstance(refusal, ModelNotFound):
-                return AdapterReply(change.lora_name, "")  # the attempt whose answer was lost has removed it
+                return AdapterReply(adapter, "")  # the attempt whose answer was lost has removed it
             raise refusal
     raise Unavailable(f"the executor of {name} does not answer: list the models to see the adapters")
+
+
+async def _model_of(directory: Directory, model: str, adapter: str) -> str:
+    """Returns the model of an adapter that is loaded, which is `model` if one is named.
+
+    Raises:
+        RequestError: several models are served and none has the adapter, or no tokenizer answers.
+    """
+    base = await directory.base_of(model or adapter)
+    try:
+        return await directory.resolve("" if base == adapter else base)
+    except InvalidRequest as error:
+        raise ModelNotFound(f"there is no adapter {adapter}: GET /v1/models lists them") from error
+
+
+async def _check_name(directory: Directory, model: str, adapter: str) -> None:
+    """Checks that the name of an adapter is none of another model on the broker, nor of an adapter of one.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    with suppress(Unavailable):
+        for info in await directory.models():
+            if own_name(info) != model and subjects.model_token(info.name) == subjects.model_token(adapter):
+                raise InvalidRequest(f"{info.name} is served already: choose another name for the adapter")

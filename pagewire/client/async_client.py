@@ -311,6 +311,10 @@ class AsyncClient:
 
         Requests that run with it end with it.
 
+        Args:
+            name: name of the adapter in requests.
+            model: the served name of the model that it changes; by default that of the adapter with this name.
+
         Raises:
             RequestError: there is no such adapter, or no executor answers.
         """

@@ -55,7 +55,7 @@ class Directory:
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         models = _models.decode(reply.data).models
-        roots = {_base(info) for info in models}
+        roots = {own_name(info) for info in models}
         self.served |= roots | {info.name for info in models}
         self.adapted |= {info.name for info in models if info.adaptable}
         if len(roots) == 1:
@@ -70,15 +70,15 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            names = dict.fromkeys(_base(info) for info in await self.models())
+            names = dict.fromkeys(own_name(info) for info in await self.models())
             if not self._default:
                 raise InvalidRequest(f"name a model: this stack serves {', '.join(names)}")
         return model or self._default
 
     async def base_of(self, model: str) -> str:
-        """Returns the model that an adapter changes; a model itself, or one that is not served, stays."""
+        """Returns the own name of a model, or of the one that an adapter changes; a name that is not served stays."""
         try:
-            return next((_base(info) for info in await self.models() if info.name == model and info.parent), model)
+            return next((own_name(info) for info in await self.models() if info.name == model), model)
         except Unavailable:
             return model
 
@@ -100,6 +100,6 @@ class Directory:
         return ModelNotFound(f"no model {model} is served: choose one of {', '.join(served)}")
 
 
-def _base(info: ModelInfo) -> str:
+def own_name(info: ModelInfo) -> str:
     """Returns the own name of a model, without aliases and adapters."""
     return info.parent or info.root or info.name

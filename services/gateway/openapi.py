@@ -19,7 +19,7 @@ from pagewire.services.gateway.requests.completion_request import FIELDS, Comple
 from pagewire.services.gateway.requests.ollama_request import OllamaChatRequest, OllamaGenerateRequest
 from pagewire.services.gateway.requests.responses_request import PASSED, ResponsesRequest
 from pagewire.services.gateway.routes import anthropic_messages, responses
-from pagewire.services.gateway.routes.adapters import AdapterAnswer
+from pagewire.services.gateway.routes.adapters import AdapterAnswer, LoadAdapterBody, UnloadAdapterBody
 from pagewire.services.gateway.routes.ollama_models import ShowAnswer, ShowRequest
 from pagewire.services.gateway.routes.tokenization import (
     DetokenizeAnswer,
@@ -77,10 +77,10 @@ ROUTES = {
     ),
     "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", stream_type=""),
     "/v1/load_lora_adapter": Route(
-        LoadAdapterRequest, AdapterAnswer, "Loads an adapter (LoRA) at run time, as vLLM does.", stream_type=""
+        LoadAdapterBody, AdapterAnswer, "Loads an adapter (LoRA) at run time, as vLLM does.", stream_type=""
     ),
     "/v1/unload_lora_adapter": Route(
-        UnloadAdapterRequest, AdapterAnswer, "Removes an adapter, as vLLM does.", stream_type=""
+        UnloadAdapterBody, AdapterAnswer, "Removes an adapter, as vLLM does.", stream_type=""
     ),
     "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", stream_type=""),
 }
@@ -160,7 +160,8 @@ def document() -> dict[str, Any]:
 def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
     """Returns name, schema and meaning of each field of a route's requests."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
-    described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
+    kinds = (LoadAdapterRequest, UnloadAdapterRequest, ChatCompletionRequest, GenerateRequest, SamplingParams)
+    described = {name: text for kind in kinds for name, text in describe(kind).items()}
     passed = set(route.passed)
     names: dict[type[msgspec.Struct], set[str]] = {
         ChatCompletionRequest: passed,

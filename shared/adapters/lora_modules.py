@@ -28,16 +28,14 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def lora_modules(settings: Settings) -> list[LoraModule]:
     """Returns the adapters of the settings, with absolute paths.
 
-    >>> lora_modules(Settings(model="m", enable_lora=True, lora_modules="sql=/adapters/sql"))
+    >>> lora_modules(Settings(model="m", lora_modules="sql=/adapters/sql"))
     [LoraModule(name='sql', path='/adapters/sql', base_model_name=None)]
 
     Raises:
-        ConfigurationError: the setting is malformed, two names are alike, or adapters are off.
+        ConfigurationError: the setting is malformed, or two names are alike.
     """
     if not settings.lora_modules:
         return []
-    if not settings.enable_lora:
-        raise ConfigurationError("lora-modules needs enable-lora: set it too")
     modules = [_absolute(module) for module in _parse(settings.lora_modules)]
     own = model_folder.served_names(settings)
     names = list(own)

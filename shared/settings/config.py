@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.settings import config_file
+from pagewire.shared.settings import config_file, sizes
 from pagewire.shared.settings.environment import settings_in, variable
 from pagewire.shared.settings.spelling import did_you_mean
 
@@ -267,11 +267,6 @@ STACK_WIDE = frozenset(
     }
 )
 """Settings that all models of a stack share. Each model may have its own values of the others."""
-SIZES = frozenset(
-    {"adapter-store", "kv-cache-memory", "max-model-len", "max-num-batched-tokens", "model-memory", "nats-max-store"}
-)
-"""Names of the settings whose values may have a unit, such as 4GiB."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
 
 
 def seconds(duration: str) -> float:
@@ -347,32 +342,27 @@ def load_models(
 def _settings(values: dict[str, Any]) -> Settings:
     for name in values.keys() - FIELDS.keys():
         raise ConfigurationError(f"there is no setting {name!r}{did_you_mean(name, FIELDS)}")
-    values = {name: _number(name, value) if isinstance(value, str) else value for name, value in values.items()}
+    values = {name: sizes.number(name, value) if isinstance(value, str) else value for name, value in values.items()}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"invalid setting: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"invalid setting: {_explained(str(error), values)}") from error
 
 
-def _number(name: str, text: str) -> object:
-    """Returns the number that a text with a unit means, as vLLM reads it.
+def _explained(error: str, values: Mapping[str, Any]) -> str:
+    """Returns the library's error with the setting's name and value in front. A value that must be a text may be a key.
 
-    >>> _number("max-model-len", "4k"), _number("max-model-len", "4K"), _number("kv-cache-memory", "1GiB")
-    (4000, 4096, 1073741824)
-
-    Raises:
-        ConfigurationError: the setting is a size, and the text is none.
+    >>> _explained("Expected `int`, got `str` - at `$.port`", {"port": "http"})
+    "port is 'http'. Expected `int`, got `str`"
     """
-    if name == "max-model-len" and text in {"auto", "-1"}:
-        return None
-    if name not in SIZES or text.removeprefix("-").isdecimal() or text.lower() == "null":
-        return text
-    size = _SIZE.fullmatch(text)
-    if size is None:
-        raise ConfigurationError(f"{name} must be a whole number, alone or with a unit as in 4GiB, not {text!r}")
-    number, unit, suffix = size.groups()
-    binary = suffix == "iB" or (not suffix and unit.isupper())
-    return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit.lower())))
+    reason, _, name = error.rpartition(" - at `$.")
+    name = name.rstrip("`")
+    if name not in values:
+        return " ".join(error.split())
+    if "matching regex" in reason:
+        reason = "Expected a number with its unit, such as 500ms, 10s, 2m or 1h"
+    shown = "a value" if "Expected `str" in reason else repr(values[name])
+    return f"{name} is {shown}. {' '.join(reason.split())}"
 
 
 def nats_urls(settings: Settings) -> str:

@@ -51,6 +51,7 @@ class Responder:
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
         chat_format: what `accepted` says of the texts.
+        models: models and adapters that are served, by other tokenizers but for the first one.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -65,6 +66,7 @@ class Responder:
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
         self.full: list[Frame | None] = []
         self.chat_format: ChatFormat | None = None
+        self.models = [ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")]
 
     async def start(self) -> "Responder":
         handlers = {
@@ -139,8 +141,7 @@ class Responder:
             self.bus.publish(message.reply, msgspec.json.encode(CancelReply("cancelled")))
 
     def _models(self, message: Message) -> None:
-        info = ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")
-        self.bus.publish(message.reply, msgspec.json.encode(ModelList([info])))
+        self.bus.publish(message.reply, msgspec.json.encode(ModelList(self.models)))
 
 
 async def settle() -> None:

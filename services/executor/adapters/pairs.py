@@ -73,7 +73,13 @@ def check_pair(module: str, shrink: Tensor, expand: Tensor, target: Target, rank
 
 
 def update_of(shrink: Tensor, expand: Tensor, target: Target, scale: float) -> LowRank:
-    """Returns the update that both factors of a matrix are."""
+    """Returns the update that both factors of a matrix are.
+
+    Raises:
+        ConfigurationError: a scaled factor exceeds float32.
+    """
+    if not float(expand.abs().max()) * abs(scale) <= torch.finfo(torch.float32).max:
+        raise ConfigurationError(f"the adapter has an alpha that scales {target.path} by {scale:g}: train it again")
     if target.order is not None:
         expand = torch.empty_like(expand).index_copy_(0, target.order, expand)
     return LowRank(shrink, expand, target.first, scale)

@@ -12,8 +12,16 @@ from pagewire.shared.errors import ConfigurationError
 N = TypeVar("N", int, float)
 PATTERN_SECONDS = 0.1
 """Seconds that a search for a pattern may take. Patterns come from outside, and some take years."""
+MAX_PATTERN = 10_000
+"""Characters of a pattern."""
+MAX_REPEATS = 100_000
+"""Product of the counts, such as `{3}`, in a pattern. The library writes out what they repeat, which no time limits."""
 ALL_LINEAR = "all-linear"
 """`target_modules` that stands for all products but the output layer."""
+MAX_SHOWN = 100
+"""Characters that an error shows of a pattern, and of a name."""
+_COUNT = regex.compile(r"\{(?:\d*,)?(\d+)(?:,)?\}")
+"""The highest count of a repetition."""
 KEPT = (True, False, None, "true", "false", "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base weights as they are."""
 INFORMATION = frozenset(
@@ -130,7 +138,7 @@ def read_config(data: bytes, architectures: Collection[str]) -> PeftConfig:
         raise ConfigurationError(f"the adapter is for a {base}, and the model is a {', '.join(architectures)}")
     known = INFORMATION | CHANGES.keys() | set(PeftConfig.__struct_fields__)
     if unknown := sorted(name for name, value in fields.items() if value and name not in known):
-        raise ConfigurationError(f"adapter_config.json has a field {unknown[0]}, which is not known here")
+        raise ConfigurationError(f"adapter_config.json has a field {unknown[0][:MAX_SHOWN]}, which is not known here")
     if not all(math.isfinite(alpha) for alpha in (config.lora_alpha, *config.alpha_pattern.values())):
         raise ConfigurationError("adapter_config.json has a lora_alpha that is not finite")
     return config
@@ -164,15 +172,22 @@ def _matches(expression: str, text: str) -> bool:
 
 
 def _searched(expression: str, text: str) -> int | None:
-    """Returns the number that the first group of an expression finds at the beginning of a text."""
+    """Returns the number that the last group of an expression finds at the beginning of a text."""
     match = _search(regex.match, expression, text)
-    return None if match is None else int(match[1])
+    number = None if match is None else match[match.re.groups]
+    return None if number is None else int(number)
 
 
 def _search(search: Any, expression: str, text: str) -> Any:
+    shown = f"adapter_config.json has {expression[:MAX_SHOWN]!r}"
+    counts = (max(float(count), 1.0) for count in _COUNT.findall(expression[:MAX_PATTERN]))
+    if len(expression) > MAX_PATTERN or math.prod(counts) > MAX_REPEATS:
+        raise ConfigurationError(f"{shown}, which is too large for an expression: simplify it")
     try:
         return search(expression, text, timeout=PATTERN_SECONDS)
     except regex.error as error:
-        raise ConfigurationError(f"adapter_config.json has {expression!r}, which is no expression: {error}") from error
+        raise ConfigurationError(f"{shown}, which is no expression: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{shown}, which is nested too deeply: simplify it") from error
     except TimeoutError as error:
-        raise ConfigurationError(f"adapter_config.json has {expression!r}, which takes too long to match") from error
+        raise ConfigurationError(f"{shown}, which takes too long to match") from error

@@ -10,7 +10,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
-from pagewire.shared.errors import BusError, Overloaded, RequestError, Unavailable
+from pagewire.shared.errors import BusError, Internal, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.adapters import LoadAdapterRequest, UnloadAdapterRequest
 
 MAX_WAITING = 64
@@ -53,6 +53,9 @@ class AdapterRequests:
                 _log.warning("adapter_not_stored", reason=str(error))
                 lost = Unavailable("the broker does not store the adapter now: send the request again", RETRY_AFTER_MS)
                 self._replier.refuse(message, lost)
+            except Exception as error:  # noqa: BLE001 - steps go on, whatever was wrong with these files
+                _log.error("adapter_change_failed", verb=verb, exc_info=error)
+                self._replier.refuse(message, Internal(f"the executor could not {verb} the adapter: its log says why"))
 
     def _take(self, verb: str, message: Message) -> None:
         if not self._replier.accepts(message.reply):

@@ -50,6 +50,9 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support attention-backend {settings.attention_backend}: leave it out"
         )
+    for name in ("lora-modules", "lora-dirs"):
+        if getattr(settings, name.replace("-", "_")) and not settings.enable_lora:
+            raise ConfigurationError(f"{name} needs enable-lora: set it too")
     if settings.enable_lora and settings.device not in ("cpu", "cuda"):
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
     if settings.enable_lora and settings.tensor_parallel_size > 1:

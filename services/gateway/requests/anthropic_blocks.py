@@ -94,8 +94,10 @@ def turns_of(role: str, content: str | list[Any] | None, unknown: UnknownFields,
             ):
                 function = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
                 turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
-            case {"type": "tool_result", "tool_use_id": str(call_id)}:
-                turns.append({"role": "tool", "tool_call_id": call_id, "content": _result(block.get("content"))})
+            case {"type": "tool_result", "tool_use_id": str(call_id)} if isinstance(
+                result := block.get("content") or "", str | list
+            ):
+                turns.append({"role": "tool", "tool_call_id": call_id, "content": _result(result)})
             case {"type": "document" | "search_result"} if (shown := _document(block)) is not None:
                 texts.append({"type": "text", "text": shown})
             case {"type": str(kind)} if MESSAGES_BLOCKS.get(kind, Treatment.LEFT_OUT) is Treatment.LEFT_OUT:
@@ -118,7 +120,7 @@ def tools_of(tools: Iterable[Any], unknown: UnknownFields) -> list[dict[str, Any
     functions = []
     for index, tool in enumerate(tools):
         match tool:
-            case {"name": str(name), "input_schema": dict(schema)} if tool.get("type") in {None, "custom"}:
+            case {"name": str(name), "input_schema": dict(schema)} if tool.get("type") in (None, "custom"):
                 function = {"name": name, "parameters": schema, "description": tool.get("description") or ""}
                 if tool.get("strict") is True:
                     function["strict"] = True
@@ -141,11 +143,11 @@ def tool_kind(versioned: str) -> str:
     return name if version.isdigit() else versioned
 
 
-def _result(content: str | list[Any] | None) -> str:
+def _result(content: str | list[Any]) -> str:
     """Returns the text of a tool's result. Blocks without a text become one that says so: a refusal would end the
     session, since clients send its history with every request."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if isinstance(content, str):
+        return content
     texts = []
     for block in content:
         match block:

@@ -42,7 +42,7 @@ def _add(
 ) -> None:
     """Adds an item to the messages."""
     match item:
-        case {"role": str(role), "content": content} if item.get("type", "message") in {"message", None}:
+        case {"role": str(role), "content": content} if item.get("type") in ("message", None):
             message = {"role": role, "content": _content(content, index)}
             if role == "assistant":
                 _extend_assistant(messages, message)
@@ -107,7 +107,7 @@ def _number(item: Mapping[str, Any]) -> str:
 
 def _reasoning(item: Mapping[str, Any]) -> str:
     """Returns the text of an earlier reasoning; the encrypted one of a provider cannot be read here."""
-    parts = item.get("content") or item.get("summary") or ()
+    parts = next((parts for name in ("content", "summary") if isinstance(parts := item.get(name), list) and parts), [])
     return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 

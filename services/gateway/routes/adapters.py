@@ -15,6 +15,20 @@ from pagewire.shared.messages.adapters import LoadAdapterRequest, UnloadAdapterR
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class LoadAdapterBody(LoadAdapterRequest):
+    """The body of `/v1/load_lora_adapter`."""
+
+    base_model_name: str = ""
+    """Model that the adapter changes; may be left out where only one is served."""
+
+
+class UnloadAdapterBody(UnloadAdapterRequest):
+    """The body of `/v1/unload_lora_adapter`."""
+
+    base_model_name: str = ""
+    """Model that the adapter changes; may be left out."""
+
+
 class AdapterAnswer(msgspec.Struct):
     """An adapter that was loaded or removed."""
 
@@ -35,14 +49,15 @@ class Adapters:
 
     async def load(self, request: Request) -> Response:
         """Loads an adapter for everybody."""
-        body, unknown = await self._read(request, LoadAdapterRequest)
-        digest = await self._client.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
-        return _json(AdapterAnswer(f"Success: LoRA adapter '{body.lora_name}' added successfully.", digest), unknown)
+        body, unknown = await self._read(request, LoadAdapterBody)
+        name, path, model = body.lora_name, body.lora_path, body.base_model_name
+        digest = await self._client.load_adapter(name, path, model, replace=body.load_inplace)
+        return _json(AdapterAnswer(f"Success: LoRA adapter '{name}' added successfully.", digest), unknown)
 
     async def unload(self, request: Request) -> Response:
         """Removes an adapter."""
-        body, unknown = await self._read(request, UnloadAdapterRequest)
-        digest = await self._client.unload_adapter(body.lora_name)
+        body, unknown = await self._read(request, UnloadAdapterBody)
+        digest = await self._client.unload_adapter(body.lora_name, body.base_model_name)
         return _json(AdapterAnswer(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", digest), unknown)
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, UnknownFields]:

@@ -50,8 +50,3 @@ BAD = {
 def test_what_cannot_be_used_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=BAD[text]):
         lora_modules(settings(text))
-
-
-def test_adapters_must_be_enabled() -> None:
-    with pytest.raises(ConfigurationError, match="needs enable-lora"):
-        lora_modules(settings("a=/x", enable_lora=False))

@@ -5,6 +5,7 @@ import pytest
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings import config
 from pagewire.shared.settings.config import Settings, seconds
+from pagewire.shared.settings.environment import variable
 
 
 @pytest.mark.parametrize(
@@ -17,10 +18,24 @@ def test_a_duration_is_a_number_with_its_unit(text: str, expected: float) -> Non
     assert config.load({}, environ=config.to_environment(settings)) == settings
 
 
-@pytest.mark.parametrize("text", ["10", "s", "10 s", "-1s", "10sec", "1m30s", "", 10])
-def test_an_invalid_duration_is_refused_by_name(text: object) -> None:
-    with pytest.raises(ConfigurationError, match="max-queue-wait"):
+@pytest.mark.parametrize("text", ["10", "s", "10 s", "-1s", "10sec", "1m30s", ""])
+def test_an_invalid_duration_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"max-queue-wait is {text!r}\. Expected .*10s") as refused:
         config.load({"max-queue-wait": text}, environ={})
+    assert "regex" not in str(refused.value)
+
+
+def test_a_key_is_not_shown_when_a_file_has_it_as_a_number() -> None:
+    with pytest.raises(ConfigurationError, match="api-key is a value") as refused:
+        config.load({"api-key": 271828}, environ={})
+    assert "271828" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", ""), ("port", "99999"), ("max-num-seqs", "many"), ("dtype", "x")])
+def test_an_invalid_value_is_shown_beside_its_setting(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}. (Expected|Invalid)") as refused:
+        config.load({}, environ={variable(name): value})
+    assert "$" not in str(refused.value)
 
 
 def test_the_wait_is_unbounded_by_default() -> None:

@@ -166,6 +166,18 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "excluded module": (configured(exclude_modules=["q_proj"]), "which its target_modules do not name"),
     "no expression": (configured(target_modules="(q_proj"), "is no expression"),
     "endless expression": (configured(target_modules=r"(.|.)*\d(.|.)*\d"), "takes too long to match"),
+    "expression that takes long to compile": (
+        configured(rank_pattern={"((((a{100}){100}){100}){1,100}){2,}": 4}),
+        "is too large for an expression",
+    ),
+    "long expression": (configured(rank_pattern={"q" * 20_000: 4}), "is too large for an expression"),
+    "deep expression": (configured(target_modules="(" * 3000 + ")" * 3000), "is nested too deeply"),
+    "pattern of layers without a layer": (
+        configured(layers_pattern="layers|(x)", layers_to_transform=[0]),
+        "which its target_modules do not name",
+    ),
+    "alpha beyond float32": (configured(lora_alpha=1e300), r"scales model\.layers\.0\.mlp\.down by 1\.25e\+299"),
+    "long name": (configured(**{"x" * 5000: 1}), "a field x{100}, which is not known here"),
 }
 
 
@@ -177,7 +189,14 @@ def test_a_bad_adapter_is_refused_with_one_line(kind: str, tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match=message) as refused:
         read_adapter(read_files(path), modules(), MAX_RANK)
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
     assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_pattern_of_layers_may_have_groups(tmp_path: Path) -> None:
+    fields = {"layers_pattern": "(layers|blocks)", "layers_to_transform": [0, 1]}
+    path = write_adapter(tmp_path / "a", checkpoint("llama"), **fields)
+    assert read_adapter(read_files(path), modules(), MAX_RANK).updates
 
 
 def test_there_must_be_a_folder(tmp_path: Path) -> None:

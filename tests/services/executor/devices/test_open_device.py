@@ -50,6 +50,11 @@ def test_other_devices_are_refused_by_name(name: str) -> None:
     assert name in refusal(checkpoint("llama"), device=name)
 
 
+@pytest.mark.parametrize("name", ["lora_modules", "lora_dirs"])
+def test_settings_of_adapters_are_not_ignored_where_adapters_are_off(name: str) -> None:
+    assert "needs enable-lora: set it too" in refusal(checkpoint("llama"), **{name: "a=/adapters/a"})
+
+
 def test_what_ranks_do_not_support_is_refused_by_name() -> None:
     assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
     assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)

@@ -10,6 +10,7 @@ import pytest
 from pagewire.services.executor.adapters.requests import AdapterRequests
 from pagewire.shared.errors import BusUnavailable, InvalidRequest, ModelNotFound
 from pagewire.shared.messages.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
+from pagewire.shared.messages.client import ModelInfo
 from tests.services.gateway.http_client import Gateway
 from tests.support.responder import MODEL
 
@@ -63,6 +64,37 @@ async def test_an_adapter_is_loaded_replaced_and_removed(gateway: Gateway) -> No
         removed = await gateway.post({"lora_name": "sql", "lora_int_id": 1}, UNLOAD)
         assert removed.json["message"] == "Success: LoRA adapter 'sql' removed successfully."
         assert (await gateway.post({"lora_name": "sql"}, UNLOAD)).status == 404
+
+
+async def test_with_several_models_a_body_names_the_model_and_removal_finds_it(gateway: Gateway) -> None:
+    models = gateway.responder.models
+    models.append(ModelInfo("other", "", 64, "r2"))
+    body = {"lora_name": "sql", "lora_path": "one"}
+    async with executor(gateway) as registrar:
+        unnamed = await gateway.post(body, LOAD)
+        assert (unnamed.status, "name a model" in unnamed.json["error"]["message"]) == (400, True)
+        absent = await gateway.post(body | {"base_model_name": "gone"}, LOAD)
+        assert (absent.status, "no model gone is served" in absent.json["error"]["message"]) == (404, True)
+        assert (await gateway.post(body | {"base_model_name": MODEL}, LOAD)).status == 200
+        models.append(ModelInfo("sql", "", 64, "r1", root="one", parent=MODEL))
+        assert (await gateway.post({"lora_name": "gone"}, UNLOAD)).status == 404
+        assert (await gateway.post({"lora_name": "sql"}, UNLOAD)).status == 200
+        assert registrar.digests == {}
+
+
+@pytest.mark.parametrize("name", ["other", "other-alias", "its-adapter", "its.adapter"])
+async def test_an_adapter_takes_no_name_of_another_model_or_of_its_adapters(gateway: Gateway, name: str) -> None:
+    gateway.responder.models += [
+        ModelInfo("other", "", 64, "r2", root="other"),
+        ModelInfo("other-alias", "", 64, "r2", root="other"),
+        ModelInfo("its-adapter", "", 64, "r2", root="two", parent="other"),
+        ModelInfo("its_adapter", "", 64, "r2", root="two", parent="other"),
+    ]
+    async with executor(gateway) as registrar:
+        body = {"lora_name": name, "lora_path": "one", "base_model_name": MODEL}
+        answer = await gateway.post(body, LOAD)
+        assert (answer.status, "choose another name" in answer.json["error"]["message"]) == (400, True)
+        assert registrar.digests == {}
 
 
 async def test_bad_bodies_are_refused(gateway: Gateway) -> None:
