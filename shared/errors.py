@@ -59,7 +59,7 @@ class StorageRefused(BusUnavailable):
     """The store takes nothing now: its disk or one of its limits is full, or the broker's JetStream is gone.
 
     Attributes:
-        reason: what the broker says.
+        reason: the broker's own words.
     """
 
     def __init__(self, subject: str, reason: str) -> None:

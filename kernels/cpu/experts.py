@@ -46,9 +46,9 @@ class CompiledExperts:
         Args:
             kernels: loaded library.
             router: [all experts, D].
-            experts: of each expert, its gates and values [2 I, D] and its output [D, I]; of several ranks, each has
+            experts: for each expert, its gates and values [2 I, D] and its output [D, I]; of several ranks, each has
                 its own successive experts, and adds nothing for the others.
-            shared: the same of an expert of all tokens, and its gate [1, D], whose sigmoid is the expert's weight.
+            shared: both of an expert of all tokens, and its gate [1, D], whose sigmoid is the expert's weight.
             activation: is applied to the gates.
             chosen: number of experts per token.
             normalized: whether the weights of a token's experts are divided by their sum.

@@ -1,4 +1,4 @@
-"""Opens the grammars of new sequences on threads of its own: compiles them, and takes them past the tokens so far."""
+"""Opens the grammars of new sequences on its own thread: compiles them, and has them consume the tokens so far."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -107,7 +107,7 @@ def check_free_form(field: str, value: object, place: str = "") -> None:
 
     Args:
         field: name of the field that has the value.
-        value: what JSON can hold.
+        value: any value of JSON.
         place: where the value is in the field, such as `[].tool_calls`, for the message.
 
     Raises:

@@ -18,7 +18,7 @@ def choose(survivals: Sequence[Sequence[float]], sampling: int, seconds: Float64
     verified, as many as make the ratio of tokens to time largest.
 
     Args:
-        survivals: of each row, the chance of each drafted token that it is accepted; never growing.
+        survivals: for each row, the chance of each drafted token that it is accepted; never growing.
         sampling: rows of the step that sample.
         seconds: [drafted tokens + 1] time of the step with none of them, one, two, and so on.
 

@@ -33,8 +33,8 @@ class Draft(NamedTuple):
 
     tokens: list[int]
     shares: list[float]
-    """For each token, how sure it is by itself, beside what `Acceptance` has learnt of its place: the share of the
-    earlier places that went on with it, among those that agree so far."""
+    """For each token, the share of the earlier places that went on with it, among those that agree so far. `Acceptance`
+    has learnt how often tokens after such a match are right."""
     match_length: int
     """Number of tokens at the end of the text that an earlier place has too: the longer, the surer."""
 

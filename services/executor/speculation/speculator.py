@@ -26,7 +26,7 @@ LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
 
 
 class _Sequence(NamedTuple):
-    """Demands of a slot's sequence on drafts."""
+    """Limits of the drafts for a slot's sequence."""
 
     stop_ids: frozenset[int]
     grammar: SequenceGrammar | None

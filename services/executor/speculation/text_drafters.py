@@ -103,7 +103,7 @@ class SuffixDrafter(Drafter):
             depth: number of tokens that are compared at most.
             factor: tokens of a draft per token that agrees, at most.
             least_share: a draft ends where the product of its shares is less.
-            outputs: what was generated earlier; None: only the text itself is searched.
+            outputs: texts that were generated earlier; None: only the text itself is searched.
         """
         self._depth = depth
         self._factor = factor

@@ -21,7 +21,7 @@ class CpuSlots:
         num_logprobs: [slots] the column of that name in `records`.
         stop_ids: ids that end each slot's sequence.
         edits: edits of each slot's logits, or None.
-        masks: of the slots with a grammar.
+        masks: tokens that the grammars of slots allow.
     """
 
     def __init__(self, capacity: Capacity, tables: Int64 | None = None) -> None:

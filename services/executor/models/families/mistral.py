@@ -17,7 +17,6 @@ class MistralConfig(LlamaConfig, frozen=True, kw_only=True):
     @property
     @override
     def windows(self) -> tuple[int, ...]:
-        """The same window of every layer, or none."""
         return (self.sliding_window or 0,) * self.num_hidden_layers
 
 
