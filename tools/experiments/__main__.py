@@ -30,6 +30,7 @@ EXPERIMENTS = (
     "report",
     "rounding",
     "schemas",
+    "several_gpus",
     "several_models",
     "sim",
     "slow_prompt",
