@@ -20,7 +20,7 @@ MODULES = [
     "pagewire.services.detokenizer.text.stop_strings",
     "pagewire.services.detokenizer.text.text_decoder",
     "pagewire.services.executor.devices.cpu.ranks.shared_calls",
-    "pagewire.services.executor.devices.cpu.ranks.startup",
+    "pagewire.services.executor.devices.ranks.startup",
     "pagewire.services.executor.devices.cuda.adapters",
     "pagewire.services.executor.devices.edits",
     "pagewire.services.executor.devices.gathered_attention",
