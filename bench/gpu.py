@@ -19,7 +19,8 @@ from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.attention.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.cuda.attention.flashinfer_limits import find_flashinfer
-from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
+from pagewire.services.executor.devices.cuda.open import check_cache
+from pagewire.services.executor.devices.cuda.part import BACKENDS, FP8, GRAPHS
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared.errors import ConfigurationError, PagewireError
 from pagewire.shared.settings.config import Settings

@@ -50,19 +50,21 @@ class ServiceProgram:
         return sys.executable, "-P", "-m", "pagewire.embedded.spare", *services
 
     def gpu(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variable that shows an executor replica only its own GPU among the visible ones.
+        """Returns the variable that shows an executor replica only its own GPUs among the visible ones: one per rank.
 
         Raises:
-            ConfigurationError: fewer GPUs are visible than there are replicas.
+            ConfigurationError: fewer GPUs are visible than the replicas need.
         """
         if self.service != "executor" or self.settings.device != "cuda" or self.replica is None:
             return {}
         visible = [gpu for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu]
-        if visible and self.replica >= len(visible):
+        ranks = self.settings.tensor_parallel_size
+        first, last = self.replica * ranks, (self.replica + 1) * ranks
+        if visible and last > len(visible):
             raise ConfigurationError(
                 f"{VISIBLE_GPUS} has {len(visible)} GPUs, too few for {self.name}: lower --data-parallel-size"
             )
-        return {VISIBLE_GPUS: visible[self.replica] if visible else str(self.replica)}
+        return {VISIBLE_GPUS: ",".join(visible[first:last] if visible else map(str, range(first, last)))}
 
 
 def programs_of(settings: Settings, services: Sequence[str], *, several: bool = False) -> list[ServiceProgram]:
@@ -105,8 +107,4 @@ def check_supported(settings: Settings) -> None:
             if getattr(settings, name):
                 flag = name.replace("_", "-")
                 raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
-    if settings.tensor_parallel_size > 1 and settings.device == "cuda":
-        raise ConfigurationError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported on cuda: leave it at 1"
-        )
     speculation(settings)

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from pagewire.shared.settings.environment import variable
 
-COMMAND = (sys.executable, "-P", "-m", "pagewire.services.executor.devices.cpu.ranks")
-"""Command line of a rank, without the file descriptor of its line to rank 0 and the process id of that."""
+COMMANDS = {
+    device: (sys.executable, "-P", "-m", f"pagewire.services.executor.devices.{device}.ranks")
+    for device in ("cpu", "cuda")
+}
+"""Command line of a rank by device, without the file descriptor of its line to rank 0 and the process id of that."""
 MAX_RANKS = 64
 """Most ranks of an executor, as in `kernels/cpu/cpp/collectives.hpp`."""
 
@@ -28,34 +31,40 @@ class RankProcess:
 class RankProcesses:
     """The processes of all ranks but 0."""
 
+    device: str
     memory: int
     """File descriptor of the memory that all ranks share, empty at first."""
+    store: int
+    """File descriptor of an empty file without a name, through which ranks on GPUs find each other."""
     processes: Sequence[RankProcess]
 
     @classmethod
-    def start(cls, size: int) -> "RankProcesses":
+    def start(cls, device: str, size: int) -> "RankProcesses":
         """Starts the processes beside this one, which is rank 0 of `size`. They end with the thread that calls this."""
-        memory = os.memfd_create("pagewire-ranks")
+        memory, store = os.memfd_create("pagewire-ranks"), os.memfd_create("pagewire-store")
         processes = []
         for _ in range(1, size):
             here, there = socket.socketpair()
             with there:
-                command = (*COMMAND, str(there.fileno()), str(os.getpid()))
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(), memory))
+                command = (*COMMANDS[device], str(there.fileno()), str(os.getpid()))
+                kept = there.fileno(), memory, store
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept)
             processes.append(RankProcess(process, here))
-        return cls(memory, processes)
+        return cls(device, memory, store, processes)
 
 
 _early: list[RankProcesses] = []
 
 
 def start_early(environment: Mapping[str, str]) -> None:
-    """Starts the processes that an executor on a CPU will need, by the variables that its supervisor gives it."""
-    size = environment.get(variable("tensor-parallel-size"), "")
-    if environment.get(variable("device")) == "cpu" and size.isdecimal() and 1 < int(size) <= MAX_RANKS:
-        _early.append(RankProcesses.start(int(size)))
+    """Starts the processes that an executor will need, by the variables that its supervisor gives it."""
+    device, size = environment.get(variable("device"), ""), environment.get(variable("tensor-parallel-size"), "")
+    if device in COMMANDS and size.isdecimal() and 1 < int(size) <= MAX_RANKS:
+        _early.append(RankProcesses.start(device, int(size)))
 
 
-def take(size: int) -> RankProcesses:
+def take(device: str, size: int) -> RankProcesses:
     """Returns the processes beside rank 0 of `size`, which may have been started early."""
-    return _early.pop() if _early and len(_early[0].processes) == size - 1 else RankProcesses.start(size)
+    if _early and (_early[0].device, len(_early[0].processes)) == (device, size - 1):
+        return _early.pop()
+    return RankProcesses.start(device, size)

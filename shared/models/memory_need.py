@@ -19,7 +19,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def memory_need(settings: Settings, path: Path) -> int:
-    """Returns the bytes of the device's memory that a model at `path` needs at least, with all its replicas on a CPU.
+    """Returns the bytes of the device's memory that a model at `path` needs at least, with all its replicas on a CPU,
+    and with an equal part on each of several GPUs.
 
     These are its weights as they are stored, the KV cache that is set or else that of one sequence, and the runtime;
     with a model that drafts, the weights and the KV cache of both.
@@ -31,7 +32,7 @@ def memory_need(settings: Settings, path: Path) -> int:
         return SERVICES
     stored = _stored(settings, path)
     if settings.device == "cuda":
-        return GPU_RUNTIME + stored + _pool(settings, path, share=1.0)
+        return GPU_RUNTIME + (stored + _pool(settings, path, share=1.0)) // settings.tensor_parallel_size
     pool = _pool(settings, path, share=POOL_SHARE)
     if (draft := draft_model(settings)) is not None:
         stored += _stored(draft, Path(draft.model))

@@ -23,10 +23,6 @@ from tests.pagewire.serving import run
 from tests.support.broker import plain_server
 from tests.support.waiting import PATIENCE
 
-UNBUILT = [
-    ("--tensor-parallel-size", "2", "--device", "cuda"),
-]
-
 
 def models_of(*arguments: str) -> list[Settings]:
     return flags.read_models(parser.build_parser().parse_args(["serve", *arguments]))
@@ -159,12 +155,6 @@ def test_a_client_without_a_key_is_the_nats_user_of_the_environment(monkeypatch:
 def test_vllms_old_name_sets_the_lease_window() -> None:
     assert settings_of("--num-scheduler-steps", "4").lease_window == 4
     assert not settings_of("--no-prefix-cache").prefix_cache
-
-
-@pytest.mark.parametrize("flag", UNBUILT)
-def test_a_missing_capability_is_refused_by_name(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", *flag]) == 2
-    assert flag[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,50 @@
-"""The device `cuda` for a pipeline on a machine without a GPU: the same kernels under Triton's interpreter."""
+"""The device `cuda` on a machine without a GPU: the same kernels under Triton's interpreter, and gloo for NCCL."""
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
 
 import tests.kernels.conftest  # noqa: F401  # before Triton is imported
-from pagewire.services.executor import devices
-from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
+from pagewire.services.executor import devices, rank_processes
+from pagewire.services.executor.devices.cuda import open as opening
+from pagewire.services.executor.devices.cuda import part
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.defaults import slots_of
-from pagewire.services.executor.devices.logprobs import LogprobsMode
-from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.models.model_folder import max_model_len, read_config
-from pagewire.shared.settings.config import STEP_TOKENS, Settings
+from pagewire.services.executor.devices.cuda.part import CudaPart
+from pagewire.services.executor.devices.cuda.ranks import follower, leader
+from pagewire.services.executor.devices.ranks.startup import Measured
 from tests.support.host_runtime import HostRuntime
 
+GPUS = 4
+ROOM = 1 << 40
+"""Bytes that a pool may have: the settings name the blocks."""
 
-def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
-    """Opens the device as `open_cuda` does, without measuring and without graphs; the settings name the blocks."""
-    assert settings.num_kv_blocks is not None
-    runtime, config = HostRuntime(), read_config(folder)
-    length, tokens = max_model_len(settings, config), settings.max_num_batched_tokens or STEP_TOKENS
-    plain = load_model(folder, config, settings.dtype)
-    spec, dtype = plain.spec, plain.embedding.dtype
-    blocks, slots = settings.num_kv_blocks, slots_of(settings)
-    capacity = Capacity(
-        blocks, settings.block_size, slots, length, spec.vocab_size, MAX_CANDIDATES, windows=spec.groups.windows
-    )
-    pool = KVPool(spec, capacity, dtype, runtime, tokens)
-    model = with_kernels(plain, length, runtime.device)
-    return CudaDevice(model, capacity, pool, runtime, tokens, mode=LogprobsMode(settings.logprobs_mode))
+
+def _measure(loaded: CudaPart) -> Measured:
+    """Stands for the measured memory, without a step of padding."""
+    return Measured(ROOM, ROOM, KVPool.bytes_per_block(loaded.model.spec, loaded.settings.block_size, loaded.cached))
 
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Lets `--device cuda` run where there is no GPU."""
+    """Lets `--device cuda` run where there is no GPU, without measuring and without graphs."""
     if torch.cuda.is_available():
         yield
         return
-    with patch.object(devices, "_open_cuda", open_interpreted):
+    with ExitStack() as patches:
+        for module in (opening, leader, follower):
+            patches.enter_context(patch.object(module, "CudaRuntime", lambda _number=0: HostRuntime()))
+        for module in (opening, part):
+            patches.enter_context(patch.object(module, "capability", lambda: (9, 0)))
+        patches.enter_context(patch.object(torch.cuda, "device_count", lambda: GPUS))
+        patches.enter_context(patch.object(CudaPart, "measure", _measure))
+        patches.enter_context(patch.object(CudaDevice, "capture", lambda _: None))
+        patches.enter_context(patch.object(devices, "_open_cuda", opening.open_cuda))
+        command = (sys.executable, "-m", "tests.support.interpreted_rank")
+        patches.enter_context(patch.dict(rank_processes.COMMANDS, {"cuda": command}))
+        patches.enter_context(patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}))
         yield

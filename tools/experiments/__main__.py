@@ -32,6 +32,7 @@ EXPERIMENTS = (
     "rolling_change",
     "rounding",
     "schemas",
+    "several_gpus",
     "several_models",
     "sim",
     "slow_prompt",

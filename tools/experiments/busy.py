@@ -76,12 +76,12 @@ def table(runs: Sequence[Run]) -> list[str]:
 async def measure(window: int, streams: int, seconds: float) -> Run:
     """Runs a stack with this lease window under `streams` streams."""
     settings = {"device": DEVICE, "lease_window": window, "max_num_seqs": streams}
-    counted, (executor,) = await closed_loop(SHAPE, _talk, streams, seconds, **settings)
+    counted, (executor,) = await closed_loop(SHAPE, talk, streams, seconds, **settings)
     names = ("busy_s", "waiting_s", "steps", "rows", "sampled")
     return Run(window, streams, counted, *(executor[name] for name in names))
 
 
-async def _talk(client: AsyncClient, number: int) -> None:
+async def talk(client: AsyncClient, number: int) -> None:
     """Sends requests with ShareGPT lengths, one after the other."""
     draw = random.Random(number)
     while True:

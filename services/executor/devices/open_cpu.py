@@ -21,7 +21,7 @@ from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
 from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part, shard_of
 from pagewire.services.executor.devices.cpu.ranks.device import RankedCpuDevice
-from pagewire.services.executor.devices.cpu.ranks.followers import Followers
+from pagewire.services.executor.devices.cpu.ranks.followers import CpuFollowers
 from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
 from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
@@ -60,7 +60,7 @@ def open_cpu(settings: Settings, folder: Path) -> CpuDevice:
     kernels = CpuKernels(build.load(), threads_of(settings, cores))
     if ranks == 1:
         return _open(settings, folder, kernels)
-    followers = Followers.start(settings, folder, kernels)
+    followers = CpuFollowers(settings, folder, kernels)
     try:
         return _open(settings, folder, kernels, followers)
     except BaseException:
@@ -80,7 +80,7 @@ def threads_of(settings: Settings, cores: int) -> int:
     return max(1, threads // (settings.data_parallel_size * settings.tensor_parallel_size))
 
 
-def _open(settings: Settings, folder: Path, kernels: CpuKernels, followers: Followers | None = None) -> CpuDevice:
+def _open(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuFollowers | None = None) -> CpuDevice:
     loaded = _load(settings, folder, kernels, followers)
     if followers is not None:
         followers.await_loaded()
@@ -136,7 +136,7 @@ class _Loaded:
         slots: int,
         cores: Cores,
         draft: CpuDevice | None = None,
-        followers: Followers | None = None,
+        followers: CpuFollowers | None = None,
     ) -> CpuDevice:
         """Allocates a KV pool of so many blocks; returns the device, for which `draft` computes drafts.
 
@@ -165,7 +165,7 @@ class _Loaded:
         return CpuDevice(self.model, capacity, backend, cores, mode, self.adapters, draft)
 
 
-def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: Followers | None = None) -> _Loaded:
+def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuFollowers | None = None) -> _Loaded:
     """Loads a model, or the part of rank 0 if there are other ranks."""
     config = read_config(folder)
     length = max_model_len(settings, config)

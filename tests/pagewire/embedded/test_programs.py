@@ -38,6 +38,15 @@ def test_each_executor_replica_has_a_gpu_of_its_own(visible: str, own: list[str]
     assert gpus(environment, 1) == [{}]
 
 
+def test_each_executor_replica_has_a_gpu_for_each_of_its_ranks() -> None:
+    settings = Settings(model="m", device="cuda", data_parallel_size=2, tensor_parallel_size=2)
+    for visible, own in ("", ["0,1", "2,3"]), ("7,5,3,1", ["7,5", "3,1"]):
+        programs = programs_of(settings, ["executor"])
+        assert [program.gpu({"CUDA_VISIBLE_DEVICES": visible})["CUDA_VISIBLE_DEVICES"] for program in programs] == own
+    with pytest.raises(errors.ConfigurationError, match="executor-1"):
+        [program.gpu({"CUDA_VISIBLE_DEVICES": "0,1,2"}) for program in programs_of(settings, ["executor"])]
+
+
 def test_fewer_gpus_than_replicas_are_refused() -> None:
     with pytest.raises(errors.ConfigurationError, match="executor-1"):
         gpus({"CUDA_VISIBLE_DEVICES": "0"}, 2)

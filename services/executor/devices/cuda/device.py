@@ -14,7 +14,14 @@ from pagewire.services.executor.devices.cuda.attention.step_attention import Att
 from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.output_ring import NOTHING, OutputRing, PendingCopy, Report, Reports
+from pagewire.services.executor.devices.cuda.output_ring import (
+    NOTHING,
+    CheckTokens,
+    OutputRing,
+    PendingCopy,
+    Report,
+    Reports,
+)
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
@@ -67,9 +74,12 @@ class CudaDevice(Device):
         batch_invariant: bool = False,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
         adapters: CudaAdapters | None = None,
+        masks: Masks | None = None,
+        check_tokens: CheckTokens | None = None,
     ) -> None:
         """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens. `backend` attends.
-        `adapters` are attached to the model; None: there are none.
+        `adapters` are attached to the model; None: there are none. `masks` are those of the grammars of slots; None:
+        the device makes some. `check_tokens` checks the tokens of each step; None: nothing does.
 
         `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
         `max_tokens` tokens.
@@ -83,7 +93,7 @@ class CudaDevice(Device):
         self._tables = GpuSlots(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
         self._memory = StepMemory(slots, capacity.vocab_size, runtime.device)
-        self._outputs = OutputRing(runtime, DEPTH, slots)
+        self._outputs = OutputRing(runtime, DEPTH, slots, check_tokens)
         self._backend = backend(pool, capacity, runtime)
         self._buckets: Buckets | OneShape = Buckets(slots, max_tokens, mixed=self._backend.captures_mixed)
         if batch_invariant:
@@ -96,7 +106,7 @@ class CudaDevice(Device):
         self._mode = mode
         self._records: Record = np.zeros(slots, RECORD)
         self._edited: Bool = np.zeros(slots, np.bool_)
-        self._masks = Masks(capacity, MASK_THREADS)
+        self._masks = masks or Masks(capacity, MASK_THREADS)
         self._unseen: tuple[PendingCopy, list[tuple[int, SequenceGrammar]]] | None = None
         """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
 

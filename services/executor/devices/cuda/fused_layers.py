@@ -90,6 +90,11 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(plain.scale if plain.offset else plain.weight, requires_grad=False)
         self.eps = plain.eps
 
+    @property
+    def scale(self) -> Tensor:
+        """Float32 factors of the features [width]."""
+        return self.weight.float()
+
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]."""
         out = torch.empty_like(x)

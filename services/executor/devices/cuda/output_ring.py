@@ -1,7 +1,7 @@
 """Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,6 +13,9 @@ from pagewire.services.executor.devices.candidates import unpack_candidates
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
 from pagewire.services.executor.devices.logprobs import join_logprobs, unpack_logprobs
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs
+
+CheckTokens = Callable[[Int64], None]
+"""Is called with the tokens [R] of each step when they have arrived, in order. Raises DeviceLost if they are wrong."""
 
 
 class Report(NamedTuple):
@@ -70,10 +73,16 @@ class PendingCopy:
         self.prompt_logprobs: Logprobs | None = None
 
     def tokens(self) -> Int64:
-        """Waits until the step has ended and returns what `wait` returns, before or after `wait`."""
+        """Waits until the step has ended and returns what `wait` returns, before or after `wait`.
+
+        Raises:
+            DeviceLost: the tokens are wrong.
+        """
         if self._ids is None:
             self._arrived.wait()
-            self._ids = self._tokens.numpy().astype(np.int64)
+            ids = self._tokens.numpy().astype(np.int64)
+            self._ring.check_tokens(ids)
+            self._ids = ids
         return self._ids
 
     def wait(self) -> Int64:
@@ -103,10 +112,12 @@ class OutputRing:
 
     Attributes:
         busy: seconds on the device of all steps that were waited for.
+        check_tokens: checks the tokens of each step.
     """
 
-    def __init__(self, runtime: Runtime, depth: int, rows: int) -> None:
+    def __init__(self, runtime: Runtime, depth: int, rows: int, check_tokens: CheckTokens | None = None) -> None:
         self.busy = 0.0
+        self.check_tokens = check_tokens or (lambda _: None)
         self._runtime = runtime
         self._device = torch.zeros(depth, rows, dtype=torch.int32, device=runtime.device)
         self._host = runtime.pinned(depth, rows)

@@ -61,11 +61,13 @@ class CudaMoment(Moment):
 
 
 class CudaRuntime(Runtime):
-    """The runtime of the current GPU. Computing is enqueued on the current stream."""
+    """The runtime of a GPU. Computing is enqueued on the current stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        """`number` is that of the GPU among the visible ones, which becomes the current one."""
         torch.set_float32_matmul_precision("highest")  # an environment variable may have turned TF32 on
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(number)
+        self.device = torch.device("cuda", number)
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._capturing = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -177,7 +177,7 @@ class Roofline:
             + self._multiply(tokens, self._shape.layer_weights)
             + self._attend(num_computed_tokens, query_lens)
             + self._multiply(int(samples.sum()), self._shape.vocab * self._shape.hidden)
-            + self._reduce(tokens)
+            + self.collectives(tokens)
         )
 
     def moved(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
@@ -210,8 +210,8 @@ class Roofline:
             moved += layers * float(self._kv_layer_bytes) * int((read + query_lens).sum())
         return flops, moved
 
-    def _reduce(self, tokens: int) -> float:
-        """Returns the seconds of two ring all-reduces per layer, of one hidden state per token."""
+    def collectives(self, tokens: int) -> float:
+        """Returns the seconds of two ring all-reduces per layer, of one hidden state per token; 0 on one GPU."""
         if self._degree == 1:
             return 0.0
         moved = 2 * (self._degree - 1) / self._degree * tokens * self._shape.hidden * BYTES

@@ -57,6 +57,7 @@ SHAPES = (
     KnownLayer("llama-3-8b fp16", Attention(32, 8, 128, 1.0), "fp16", "fp16"),
     KnownLayer("llama-3-8b fp32", Attention(32, 8, 128, 1.0), "fp32", "fp32"),
     KnownLayer("llama-3-8b fp8 cache", Attention(32, 8, 128, 1.0), cache="fp8e4nv"),
+    KnownLayer("llama-3-70b on 4 GPUs", Attention(16, 2, 128, 1.0)),
     KnownLayer("qwen3-14b", Attention(40, 8, 128, 1.0)),
     KnownLayer("qwen3-0.6b", Attention(16, 8, 128, 1.0)),
     KnownLayer("qwen3-30b-a3b", Attention(32, 4, 128, 1.0)),

@@ -1,5 +1,6 @@
 """`python -m pagewire.services.executor.devices.cpu.ranks`, which only rank 0 starts."""
 
-from pagewire.services.executor.devices.cpu.ranks.follower import main
+from pagewire.services.executor.devices.cpu.ranks.follower import follow
+from pagewire.services.executor.devices.ranks.follower import run_rank
 
-main()
+run_rank(follow)

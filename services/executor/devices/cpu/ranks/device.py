@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
-from pagewire.services.executor.devices.cpu.ranks.followers import Followers
+from pagewire.services.executor.devices.cpu.ranks.followers import CpuFollowers
 from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
 from pagewire.services.executor.devices.cpu.ranks.shared_calls import SharedCalls
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
@@ -25,7 +25,7 @@ class RankedCpuDevice(CpuDevice):
         cores: Cores,
         mode: LogprobsMode,
         draft_model: CpuDevice | None,
-        followers: Followers,
+        followers: CpuFollowers,
         calls: SharedCalls,
     ) -> None:
         super().__init__(model, capacity, backend, cores, mode, None, draft_model, CpuSlots(capacity, calls.tables))

@@ -14,6 +14,7 @@ def configurations() -> list[Configuration]:
         ("llama-3-8b", Rotary(32, 8, 128, 128), "bf16", "bf16", False),
         ("llama-3-8b fp8 cache", Rotary(32, 8, 128, 128), "bf16", "fp8e4nv", False),
         ("llama-3-8b fp32", Rotary(32, 8, 128, 128), "fp32", "fp32", False),
+        ("llama-3-70b on 4 GPUs", Rotary(16, 2, 128, 128), "bf16", "bf16", False),
         ("qwen3-14b", Rotary(40, 8, 128, 128), "bf16", "bf16", True),
         ("qwen3-0.6b", Rotary(16, 8, 128, 128), "bf16", "bf16", True),
         ("qwen3-30b-a3b", Rotary(32, 4, 128, 128), "bf16", "bf16", True),

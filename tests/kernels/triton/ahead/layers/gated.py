@@ -7,7 +7,7 @@ from tests.kernels.triton.ahead.configuration import Configuration
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch."""
-    variants = [(size, "bf16", Activation.SILU) for size in (768, 1408, 3072, 5632, 14336, 17408)]
+    variants = [(size, "bf16", Activation.SILU) for size in (768, 1408, 3072, 5632, 7168, 14336, 17408)]
     variants += [
         (14336, "fp32", Activation.SILU),
         (9216, "bf16", Activation.GELU_TANH),

@@ -33,10 +33,11 @@ from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.open import BACKENDS
+from pagewire.services.executor.devices.cuda.part import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import Moment
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
+from pagewire.services.executor.models.shard import Collectives, Shard, Units
 from pagewire.shared.sampling_parameters import record
 from tests.kernels.triton.ahead.compile import configurations
 from tests.kernels.triton.ahead.configuration import Configuration
@@ -219,6 +220,27 @@ class FakeRuntime(HostRuntime):
         return lambda: self.driver.launches.update(graph)
 
 
+class CountedCollectives(Collectives):
+    """The collectives of a rank whose others are not there: they count as launches."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+        self.calls = 0
+        """Those that the host has enqueued one by one, or captured."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._count("all_reduce")
+        return x
+
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        self._count("all_gather")
+        return part.new_empty(len(part), sum(sizes))
+
+    def _count(self, name: str) -> None:
+        self.calls += 1
+        self._driver.launches[name] += 1
+
+
 @dataclass
 class Findings:
     """Everything that a run of the fake GPU has shown."""
@@ -235,6 +257,8 @@ class Findings:
     """The same while graphs are captured."""
     adapted: dict[str, dict[str, int]] = field(default_factory=dict)
     """Launches of a decode step by the number of its adapters."""
+    decode_collectives: int = 0
+    """Collectives of decode steps that are in no graph."""
     shared: int = 0
     """Largest shared memory in bytes."""
     dependent: list[str] = field(default_factory=list)
@@ -249,10 +273,20 @@ def active(driver: FakeDriver) -> Iterator[None]:
 
 
 def device_of(
-    config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None, backend: str, max_loras: int
+    config: dict[str, Any],
+    runtime: FakeRuntime,
+    cached: torch.dtype | None,
+    backend: str,
+    max_loras: int,
+    ranks: int,
+    collectives: Collectives,
 ) -> CudaDevice:
-    """Returns the device of a model in bf16, with nothing captured."""
-    plain = build_model(config).to(torch.bfloat16)
+    """Returns the device of a model in bf16, with nothing captured; of several ranks, that of the first."""
+    whole = build_model(config)
+    if ranks > 1:
+        with torch.device("meta"):
+            whole = whole.cut(Shard(0, ranks), Units()).build(collectives)
+    plain = whole.to(torch.bfloat16)
     targets = targets_of(plain)
     model = with_kernels(plain, CONTEXT, runtime.device)
     adapters = None
@@ -282,6 +316,14 @@ def serve(device: CudaDevice) -> None:
     device.copy([3], [21])
     for position in range(3):
         device.launch(batch_of((0, 5 + position, [0], True), (1, 70 + position, [0], True))).wait()
+
+
+def decode(device: CudaDevice) -> None:
+    """Runs decode steps of all rows."""
+    for slot in range(SLOTS):
+        device.add(slot, [slot], record())
+    for position in range(3):
+        device.launch(batch_of(*((slot, position, [0], True) for slot in range(SLOTS)))).wait()
 
 
 def adapter_of(targets: Targets) -> Adapter:
@@ -321,18 +363,21 @@ def observe(
     cached: torch.dtype | None = None,
     backend: str = "triton",
     max_loras: int = 0,
+    ranks: int = 1,
 ) -> Findings:
     """Opens the model on a GPU, captures its graphs and runs steps."""
     driver = FakeDriver(arch, compiles=compiles)
-    runtime = FakeRuntime(driver)
+    runtime, collectives = FakeRuntime(driver), CountedCollectives(driver)
     with active(driver):
-        device = device_of(config, runtime, cached, backend, max_loras)
+        device = device_of(config, runtime, cached, backend, max_loras, ranks, collectives)
         with Operations(runtime.pinned_storages) as captured:
             device.capture()
         forms = set(driver.forms)
         with Operations(runtime.pinned_storages) as operations:
             serve(device)
             adapted = decode_with_adapters(device, (0, 1, max_loras)) if max_loras else {}
+            before = collectives.calls
+            decode(device)
     known = {form_of(configuration.on(arch)) for _, configuration in configurations() if arch in configuration.parts}
     buckets: list[Bucket] = device._buckets.captured
     sampling = dict(zip(device._buckets.sampled, runtime.graphs[len(buckets) :], strict=True))
@@ -347,6 +392,7 @@ def observe(
         operations=dict(operations.names),
         captured=dict(captured.names),
         adapted=adapted,
+        decode_collectives=collectives.calls - before,
         shared=driver.shared,
         dependent=sorted(driver.dependent),
     )
@@ -360,6 +406,7 @@ def main() -> None:
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
     parser.add_argument("--adapters", type=int, default=0, help="the most adapters of a step")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs that share the model")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     options = parser.parse_args()
     config = MODELS[options.model] | {"num_hidden_layers": LAYERS}
@@ -372,6 +419,7 @@ def main() -> None:
         cached=cached,
         backend=options.attention,
         max_loras=options.adapters,
+        ranks=options.ranks,
     )
     for bucket, launches in observations.launches.items():
         print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")

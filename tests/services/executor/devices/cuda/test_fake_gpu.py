@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,6 +23,8 @@ CAPTURED = {
 """Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
 SHARED = {"add", "mul", "sigmoid"}
 """Launches that a mixture of experts with a shared one adds."""
+VOCABULARY = {"__or__", "ge", "lt", "masked_fill", "masked_fill_"}
+"""Operations that find the ids that a rank has."""
 DEPENDENT = {
     "choose_kernel", "combine_kernel", "expand_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
     "paged_attention_kernel", "rms_norm_kernel", "rotary_cache_kernel", "shrink_kernel",
@@ -42,22 +47,24 @@ def observed(*arguments: str) -> dict[str, Any]:
     return observations
 
 
-def check(observations: dict[str, Any], *, arch: int = 90, shared: bool = False) -> None:
+def check(observations: dict[str, Any], *, arch: int = 90, more: Set[str] = frozenset()) -> None:
+    """`more`: operations of PyTorch that not every model has."""
     assert observations["late"] == [], "a request would wait for a compilation"
     assert observations["unknown"] == [], "`make kernels` does not compile what is launched"
     launched = {name for launches in observations["launches"].values() for name in launches}
     assert set(observations["dependent"]) == (launched & DEPENDENT if arch >= 90 else set())
-    more = SHARED if shared else set()
     assert set(observations["captured"]) <= CAPTURED | more
     assert set(observations["operations"]) <= AROUND | more
 
 
-def check_launches(observations: dict[str, Any], feed_forward: dict[str, int]) -> None:
-    """`feed_forward`: the kernels of a layer behind its attention."""
+def check_launches(
+    observations: dict[str, Any], layer: Mapping[str, int], model: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """`layer`: what a layer launches beside norms and attention; `model`: what is launched once for all of them."""
     by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel"), LAYERS)
-    by_layer |= {"rms_norm_kernel": 2 * LAYERS + 1} | {name: LAYERS * count for name, count in feed_forward.items()}
+    by_layer |= {"rms_norm_kernel": 2 * LAYERS + 1} | {name: LAYERS * count for name, count in layer.items()}
     once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
-    decode = by_layer | {f"{name}_kernel": 1 for name in once}
+    decode = dict(Counter(by_layer | {f"{name}_kernel": 1 for name in once}) + Counter(model))
     mixed = decode | {"paged_attention_kernel": LAYERS}
     assert len(observations["launches"]) == 10
     for bucket, launches in observations["launches"].items():
@@ -90,6 +97,13 @@ def test_flashinfer_is_planned_without_waiting() -> None:
     assert observations["launches"] == {f"decode {rows}": decode for rows in (1, 2, 4, 8, 12)}
 
 
+def test_a_rank_of_four_sums_inside_its_graphs_and_compiles_nothing() -> None:
+    observations = observed("--model", "llama-3-70b", "--ranks", "4")
+    check(observations, more=VOCABULARY)
+    check_launches(observations, {"gated_kernel": 1, "all_reduce": 2}, {"all_reduce": 1, "all_gather": 1})
+    assert observations["decode_collectives"] == 0
+
+
 @pytest.mark.parametrize(
     ("model", "arch"),
     [
@@ -105,7 +119,7 @@ def test_flashinfer_is_planned_without_waiting() -> None:
 def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: str, arch: int) -> None:
     observations = observed("--model", model, "--arch", str(arch))
     shared = model == "qwen1.5-moe-a2.7b"
-    check(observations, arch=arch, shared=shared)
+    check(observations, arch=arch, more=SHARED if shared else frozenset())
     routing = dict.fromkeys(("choose_kernel", "group_kernel", "combine_kernel"), 1)
     check_launches(observations, routing | {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
 

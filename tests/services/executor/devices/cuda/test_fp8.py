@@ -10,7 +10,8 @@ from pagewire.services.executor.devices.cpu.device import CpuDevice
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
-from pagewire.services.executor.devices.cuda.open import FP8_SINCE, check_cache, open_cuda
+from pagewire.services.executor.devices.cuda.open import check_cache, open_cuda
+from pagewire.services.executor.devices.cuda.part import FP8_SINCE
 from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.models.registry import load_model

@@ -16,9 +16,9 @@ import pytest
 
 from pagewire.services.executor import rank_processes
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.cpu.ranks import followers
-from pagewire.services.executor.devices.cpu.ranks.startup import Fingerprint, fingerprint_of
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, PendingStep, StepBatch
+from pagewire.services.executor.devices.ranks import followers
+from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.sampling_parameters import Record, record
 from pagewire.shared.settings.config import load
@@ -198,14 +198,14 @@ def test_ranks_end_with_rank_0() -> None:
 
 
 def test_a_rank_that_never_arrives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_processes, "COMMAND", ("sh", "-c", "exec sleep 1000"))
+    monkeypatch.setitem(rank_processes.COMMANDS, "cpu", ("sh", "-c", "exec sleep 1000"))
     monkeypatch.setattr(followers, "START_TIMEOUT", 0.5)
     with pytest.raises(DeviceLost, match="rank 1 has not arrived within"):
         opened(2)
 
 
 def test_a_rank_that_ends_at_the_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_processes, "COMMAND", ("false",))
+    monkeypatch.setitem(rank_processes.COMMANDS, "cpu", ("false",))
     with pytest.raises(DeviceLost, match="rank 1 has ended at the start"):
         opened(2)
 

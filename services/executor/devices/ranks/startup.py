@@ -23,8 +23,11 @@ class Start(msgspec.Struct, frozen=True):
     """Folder of the model."""
     rank: int
     threads: int
+    """Threads that compute, on a CPU."""
     memory: int
     """File descriptor of the memory that all ranks share."""
+    store: int
+    """File descriptor of the file through which ranks on GPUs find each other."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -51,6 +54,21 @@ class Loaded(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
+class Connect(msgspec.Struct, frozen=True):
+    """Tells a rank on a GPU that all ranks have loaded their parts: they connect, and measure their memory."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Says how much memory a rank's GPU has for the KV pool."""
+
+    room: int
+    """Bytes that the pool may have where its size is not set."""
+    limit: int
+    """Bytes that it cannot exceed."""
+    block_bytes: int
+    """Bytes of a block over all layers of a group."""
+
+
 class Sizes(msgspec.Struct, frozen=True):
     """Tells a rank the sizes of the device."""
 
@@ -65,15 +83,15 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Line:
-    """One end of the connection between rank 0 and another rank."""
+    """One end of the connection between rank 0 and another rank, which is the socket `end`."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        self.end = end
         self._rest = b""
 
     def fileno(self) -> int:
         """Returns the file descriptor, which is readable when the peer has ended."""
-        return self._end.fileno()
+        return self.end.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
         """Sends a message.
@@ -81,7 +99,7 @@ class Line:
         Raises:
             OSError: the peer has ended.
         """
-        self._end.sendall(msgspec.json.encode(message) + b"\n")
+        self.end.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[T], timeout: float | None = None) -> T:
         """Waits for a message, for `timeout` seconds at most.
@@ -92,8 +110,8 @@ class Line:
         """
         until = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._rest:
-            self._end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
-            data = self._end.recv(1 << 16)
+            self.end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+            data = self.end.recv(1 << 16)
             if not data:
                 raise EOFError
             self._rest += data
@@ -102,7 +120,7 @@ class Line:
 
     def close(self) -> None:
         """Closes this end."""
-        self._end.close()
+        self.end.close()
 
 
 def fingerprint_of(settings: Settings, folder: Path) -> Fingerprint:

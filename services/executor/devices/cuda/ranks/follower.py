@@ -1,0 +1,90 @@
+"""A rank other than 0: a process with a GPU of its own, which repeats the calls of rank 0's device until that ends.
+
+Each rank has a whole `CudaDevice`: tables, graphs and sampler. Logits are the same bits on all ranks, and so are the
+tokens that they sample: no token is exchanged.
+"""
+
+import gc
+import os
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+import torch
+
+from pagewire.services.executor.devices.cuda.device import DEPTH, CudaDevice
+from pagewire.services.executor.devices.cuda.output_ring import PendingCopy
+from pagewire.services.executor.devices.cuda.part import CudaPart
+from pagewire.services.executor.devices.cuda.ranks.collectives import TorchCollectives
+from pagewire.services.executor.devices.cuda.ranks.device_calls import FollowingMasks, next_call, with_grammar
+from pagewire.services.executor.devices.cuda.ranks.shared_page import SharedPage
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
+from pagewire.services.executor.devices.protocol import DeviceLost
+from pagewire.services.executor.devices.ranks.follower import say_ready
+from pagewire.services.executor.devices.ranks.startup import Connect, Line, Loaded, Sizes, Start, fingerprint_of
+from pagewire.services.executor.models.shard import Shard
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.model_folder import read_config
+
+_log = structlog.get_logger()
+
+
+def follow(line: Line, start: Start) -> None:
+    """Loads a rank's part of the model and computes until rank 0 ends the ranks, or a rank is lost.
+
+    Raises:
+        EOFError: rank 0 has ended the ranks at the start.
+    """
+    settings, folder, rank = start.settings, Path(start.folder), start.rank
+    size = settings.tensor_parallel_size
+    torch.set_num_threads(1)
+    runtime = CudaRuntime(rank)
+    collectives = TorchCollectives(rank, size, start.store, runtime.device)
+    try:
+        part = CudaPart.load(settings, folder, read_config(folder), runtime, Shard(rank, size), collectives)
+    except ConfigurationError as error:
+        line.send(Loaded(refusal=str(error)))
+        return
+    line.send(Loaded(fingerprint_of(settings, folder)))
+
+    line.receive(Connect)
+    collectives.connect()
+    line.send(part.measure())
+    capacity = line.receive(Sizes).capacity
+    page, calls = SharedPage(start.memory, rank, size), line.end.makefile("rb")
+    device = part.open(capacity, FollowingMasks(capacity, calls), page.note)
+    gc.collect()
+    gc.freeze()
+    say_ready(line, page.beats, rank)
+    try:
+        repeat(device, calls)
+    except EOFError:
+        _log.info("rank_ended")
+    except DeviceLost as error:
+        _log.warning("rank_lost", reason=str(error))
+    os._exit(0)  # NCCL would wait for the other ranks
+
+
+def repeat(device: CudaDevice, calls: BinaryIO) -> None:
+    """Repeats the calls of rank 0.
+
+    Raises:
+        EOFError: it has ended the ranks.
+        DeviceLost: a rank is gone.
+    """
+    pending: deque[PendingCopy] = deque()
+    while True:
+        name, arguments = next_call(calls)
+        match name:
+            case "add":
+                slot, blocks, sampling, stop_ids, edits, structured = arguments
+                device.add(slot, blocks, sampling, stop_ids, with_grammar(edits, structured=structured))
+            case "extend":
+                device.extend(*arguments)
+            case "copy":
+                device.copy(*arguments)
+            case "launch":
+                if len(pending) == DEPTH:
+                    pending.popleft().wait()
+                pending.append(device.launch(*arguments))

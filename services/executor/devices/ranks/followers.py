@@ -1,0 +1,218 @@
+"""The processes of the ranks other than 0: rank 0 starts them, watches them, and ends with them."""
+
+import os
+import select
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from pagewire.services.executor.devices.protocol import DeviceLost, Int64
+from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Ready, Start, fingerprint_of
+from pagewire.services.executor.rank_processes import RankProcesses
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.process.linux_process import seconds_without_core
+from pagewire.shared.settings.config import Settings
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+START_TIMEOUT = 120.0
+"""Seconds that the other ranks may need for a stage of the start after rank 0 has ended its own, and as long again as
+the start has taken."""
+CLOSE_TIMEOUT = 2.0
+"""Seconds within which a rank must end when it is told to."""
+CHECK_INTERVAL = 0.1
+"""Seconds between two checks of the signs of life."""
+SILENCE = 1.0
+"""Seconds without a sign of life after which a rank counts as lost; those in which it waits for a core do not count."""
+_ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+_log = structlog.get_logger()
+
+
+@dataclass
+class _Follower:
+    """A rank's process, as rank 0 sees it."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    line: Line
+    thread: int = 0
+    """Id of the thread that gives signs of life; 0: the rank is not ready yet."""
+    beat: int = 0
+    """The last sign of life."""
+    core_wait: float = 0.0
+    """Seconds for which the thread has waited for a core, at the last check."""
+    silent: float = 0.0
+    """Seconds without a sign of life."""
+
+
+class Followers(ABC):
+    """All ranks other than 0.
+
+    Attributes:
+        lost: whether a rank has ended or is silent, so that none goes on.
+    """
+
+    def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int = 1) -> None:
+        """Tells each of the processes what to load, and on how many threads it computes."""
+        self.lost = False
+        self._settings, self._folder = settings, folder
+        self._descriptors = started.memory, started.store
+        self._started = time.monotonic()
+        self._watching: threading.Thread | None = None
+        self._closing = False
+        self._wakes: list[Callable[[], None]] = []
+        self._all = [_Follower(rank, one.process, Line(one.end)) for rank, one in enumerate(started.processes, 1)]
+        for follower in self._all:
+            with suppress(OSError):  # a rank that has ended at once is noticed when it is awaited
+                follower.line.send(Start(settings, str(folder), follower.rank, threads, *self._descriptors))
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends all waits of this process for the other ranks. Any thread may call it."""
+
+    @property
+    def processes(self) -> list[int]:
+        """Process ids, by rank."""
+        return [follower.process.pid for follower in self._all]
+
+    @property
+    def lines(self) -> list[Line]:
+        """The connections to the ranks, by rank."""
+        return [follower.line for follower in self._all]
+
+    def await_loaded(self) -> None:
+        """Waits until all ranks have loaded their parts. Called when rank 0 has loaded its own.
+
+        Raises:
+            ConfigurationError: a rank refuses to, or differs from this one.
+            DeviceLost: a rank has ended, or does not arrive in time.
+        """
+        expected = fingerprint_of(self._settings, self._folder)
+        for follower, loaded in self._receive(Loaded):
+            if loaded.fingerprint is None:
+                raise ConfigurationError(f"rank {follower.rank}: {loaded.refusal}")
+            if difference := expected.difference(loaded.fingerprint):
+                raise ConfigurationError(
+                    f"rank {follower.rank} differs from rank 0 in its {difference}: start all ranks with the same ones"
+                )
+
+    def await_ready(self) -> None:
+        """Waits until all ranks wait for calls. From then on a silent rank is a lost one, if ranks are watched.
+
+        Raises:
+            DeviceLost: a rank has ended, or does not arrive in time.
+        """
+        for follower, ready in self._receive(Ready):
+            follower.core_wait = seconds_without_core(ready.beating)
+            follower.thread = ready.beating
+
+    def receive(self, kind: type[T]) -> list[T]:
+        """Waits for a message of each rank.
+
+        Raises:
+            DeviceLost: a rank has ended, or does not answer in time.
+        """
+        return [message for _, message in self._receive(kind)]
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Sends a message to all ranks.
+
+        Raises:
+            DeviceLost: a rank has ended.
+        """
+        for follower in self._all:
+            try:
+                follower.line.send(message)
+            except OSError as error:
+                raise self._ended(follower) from error
+
+    def watch(self, beats: Int64) -> None:
+        """Looks for ranks that have ended or are silent from now on. `beats` [ranks] are their signs of life."""
+        self._watching = threading.Thread(target=self._watch, args=(beats,), name="ranks", daemon=True)
+        self._watching.start()
+
+    def on_lost(self, wake: Callable[[], None]) -> None:
+        """Has `wake` called when a rank is lost."""
+        self._wakes.append(wake)
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Ends all ranks, because of one. Any thread may call it."""
+        if self._closing or self.lost:
+            return
+        self.lost = True
+        _log.error("rank_lost", rank=rank, process=self.processes[rank - 1], reason=reason)
+        self.abort()
+        for each in self._all:
+            each.process.kill()
+        for wake in self._wakes:
+            wake()
+
+    def close(self) -> None:
+        """Ends all ranks."""
+        self._closing = True
+        if self._watching is not None:
+            self._watching.join()
+        self.abort()
+        for follower in self._all:
+            follower.line.close()
+        for follower in self._all:
+            if self._watching is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    follower.process.wait(CLOSE_TIMEOUT)
+            follower.process.kill()
+            follower.process.wait()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+    def _receive(self, kind: type[T]) -> list[tuple[_Follower, T]]:
+        now = time.monotonic()
+        until = now + START_TIMEOUT + (now - self._started)
+        messages = []
+        for follower in self._all:
+            try:
+                message = follower.line.receive(kind, max(0.0, until - time.monotonic()))
+            except TimeoutError as error:
+                waited = time.monotonic() - self._started
+                raise DeviceLost(f"rank {follower.rank} has not arrived within {waited:.0f} s") from error
+            except (EOFError, OSError) as error:
+                raise self._ended(follower) from error
+            messages.append((follower, message))
+        return messages
+
+    def _ended(self, follower: _Follower) -> DeviceLost:
+        return DeviceLost(f"rank {follower.rank} has ended at the start: its log says why")
+
+    def _watch(self, beats: Int64) -> None:
+        """Looks for ranks that have ended or are silent, until the ranks are closed or one is lost."""
+        lines = select.poll()
+        for follower in self._all:
+            lines.register(follower.line, _ENDED)
+        looked_at = time.monotonic()
+        while not (self._closing or self.lost):
+            ended = {descriptor for descriptor, _ in lines.poll(CHECK_INTERVAL * 1000)}
+            before, looked_at = looked_at, time.monotonic()
+            # A machine that stood still stops all ranks.
+            elapsed = min(looked_at - before, 2 * CHECK_INTERVAL)
+            for follower in self._all:
+                if follower.line.fileno() in ended:
+                    self.lose(follower.rank, "has ended")
+                elif follower.thread and self._silence(follower, int(beats[follower.rank]), elapsed) > SILENCE:
+                    self.lose(follower.rank, "is silent")
+
+    def _silence(self, follower: _Follower, beat: int, elapsed: float) -> float:
+        """Returns for how many seconds a rank has been silent though it did not wait for a core."""
+        core_wait = seconds_without_core(follower.thread)
+        starved, follower.core_wait = core_wait - follower.core_wait, core_wait
+        follower.silent = 0.0 if beat != follower.beat else follower.silent + max(0.0, elapsed - starved)
+        follower.beat = beat
+        return follower.silent
