@@ -31,11 +31,19 @@ _log = structlog.get_logger()
 
 
 def follow(line: Line, start: Start) -> None:
-    """Loads a rank's part of the model and computes until rank 0 ends the ranks, or a rank is lost.
+    """Loads a rank's part of the model, computes until rank 0 ends the ranks or one is lost, and ends the process."""
+    try:
+        _compute(line, start)
+    except EOFError:
+        _log.info("rank_ended")
+    except DeviceLost as error:
+        _log.warning("rank_lost", reason=str(error))
+    except Exception:  # noqa: BLE001  # whatever it is, the process ends
+        _log.exception("rank_failed")
+    os._exit(0)  # at once, so that rank 0 notices: NCCL would wait for the other ranks
 
-    Raises:
-        EOFError: rank 0 has ended the ranks at the start.
-    """
+
+def _compute(line: Line, start: Start) -> None:
     settings, folder, rank = start.settings, Path(start.folder), start.rank
     size = settings.tensor_parallel_size
     torch.set_num_threads(1)
@@ -57,13 +65,7 @@ def follow(line: Line, start: Start) -> None:
     gc.collect()
     gc.freeze()
     say_ready(line, page.beats, rank)
-    try:
-        repeat(device, calls)
-    except EOFError:
-        _log.info("rank_ended")
-    except DeviceLost as error:
-        _log.warning("rank_lost", reason=str(error))
-    os._exit(0)  # NCCL would wait for the other ranks
+    repeat(device, calls)
 
 
 def repeat(device: CudaDevice, calls: BinaryIO) -> None:

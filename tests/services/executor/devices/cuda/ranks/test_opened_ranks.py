@@ -19,7 +19,7 @@ from pagewire.services.executor.devices.ranks.startup import Fingerprint, finger
 from pagewire.shared.errors import ConfigurationError
 from tests.services.executor.devices.cuda import test_grammar as grammar
 from tests.services.executor.devices.cuda.ranks.several_gpus import PROMPT, opened, texts
-from tests.services.executor.devices.cuda.twins import GREEDY, Host, batch_of, cpu_device
+from tests.services.executor.devices.cuda.twins import GREEDY, SLOTS, Host, batch_of, cpu_device
 from tests.support.interpreted import GPUS
 from tests.support.waiting import PATIENCE
 
@@ -135,3 +135,13 @@ def test_ranks_end_with_rank_0() -> None:
     (process,) = device._followers._all  # type: ignore[attr-defined]
     device.close()
     assert process.process.returncode == 0
+
+
+@pytest.mark.full
+def test_a_rank_that_fails_ends_at_once() -> None:
+    """A call that it does not have."""
+    with closing(opened()) as device:
+        lost = threading.Event()
+        device.on_lost(lost.set)
+        device._calls.send("extend", [SLOTS + 1], [0])  # type: ignore[attr-defined]
+        assert lost.wait(PATIENCE)
