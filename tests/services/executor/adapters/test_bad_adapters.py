@@ -194,7 +194,7 @@ def test_a_bad_adapter_is_refused_with_one_line(kind: str, tmp_path: Path) -> No
 
 
 def test_a_pattern_of_layers_may_have_groups(tmp_path: Path) -> None:
-    fields = {"layers_pattern": "(layers|blocks)", "layers_to_transform": [0, 1]}
+    fields: dict[str, Any] = {"layers_pattern": "(layers|blocks)", "layers_to_transform": [0, 1]}
     path = write_adapter(tmp_path / "a", checkpoint("llama"), **fields)
     assert read_adapter(read_files(path), modules(), MAX_RANK).updates
 

@@ -90,6 +90,14 @@ class FollowingMasks(Masks):
         return {}
 
 
+def _no_matcher(output: Sequence[int], *, fresh: bool) -> None:
+    """Opens nothing: rank 0 has the matchers."""
+
+
+_OF_RANK_0 = SequenceGrammar([], 0, (), 0, _no_matcher, lambda: None, forces=False)
+"""Stands for a grammar that rank 0 has: other ranks only know that there is one."""
+
+
 def without_grammar(edits: Edits | None) -> tuple[Edits | None, bool]:
     """Returns edits that can be sent, and whether they had a grammar."""
     if edits is None or edits.grammar is None:
@@ -101,4 +109,4 @@ def with_grammar(edits: Edits | None, *, structured: bool) -> Edits | None:
     """Returns the result of `without_grammar` as a rank without grammars adds it."""
     if edits is None or not structured:
         return edits
-    return replace(edits, grammar=SequenceGrammar(0, 0, ()))
+    return replace(edits, grammar=_OF_RANK_0)

@@ -45,7 +45,7 @@ class CudaFollowers(Followers):
         os.ftruncate(started.memory, PAGE)
         self.page = SharedPage(started.memory, 0, size)
         self.collectives = TorchCollectives(0, size, started.store, runtime.device)
-        self._leaving = threading.Timer(LOST_TIMEOUT, _leave)
+        self._leaving = threading.Timer(LOST_TIMEOUT, _end_process)
         self._leaving.daemon = True
         super().__init__(started, settings, folder)
         self.on_lost(self._leaving.start)
@@ -163,6 +163,6 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
         raise
 
 
-def _leave() -> None:
+def _end_process() -> None:
     _log.error("rank_0_ended", reason="it waits for a rank that is lost")
     os._exit(1)

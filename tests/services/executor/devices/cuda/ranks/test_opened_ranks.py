@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import zlib
 from contextlib import closing
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from pagewire.services.executor import rank_processes
-from pagewire.services.executor.devices.cuda.ranks import leader, shared_page
+from pagewire.services.executor.devices.cuda.ranks import leader
 from pagewire.services.executor.devices.protocol import Device, DeviceLost
 from pagewire.services.executor.devices.ranks import followers
 from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
@@ -112,7 +113,7 @@ def test_rank_0_ends_that_does_not_notice_a_lost_rank(monkeypatch: pytest.Monkey
     """As a kernel that waits for that rank does not."""
     ended = threading.Event()
     monkeypatch.setattr(leader, "LOST_TIMEOUT", 0.5)
-    monkeypatch.setattr(leader, "_leave", ended.set)
+    monkeypatch.setattr(leader, "_end_process", ended.set)
     with closing(opened()) as device:
         os.kill(device._followers.processes[0], signal.SIGKILL)  # type: ignore[attr-defined]
         assert ended.wait(PATIENCE)
@@ -123,7 +124,7 @@ def test_rank_0_ends_that_does_not_notice_a_lost_rank(monkeypatch: pytest.Monkey
 def test_a_rank_that_samples_other_tokens_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(opened()) as device:
         device.add(0, [9], GREEDY)
-        monkeypatch.setattr(shared_page.zlib, "crc32", lambda _: 1)  # of rank 0
+        monkeypatch.setattr(zlib, "crc32", lambda _: 1)  # of rank 0
         with pytest.raises(DeviceLost):
             run_steps(device)
         assert device.lost
