@@ -134,25 +134,6 @@ class Requests:
             if not subject or exchange.subject.lower() == subject:
                 exchange.fail(error)
 
-    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """Returns an inbox: what `Bus.inbox` does for the whole connection."""
-        return _Inbox(self, handler)
-
-    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
-        """Returns the first reply to a request, as `Bus.request` does."""
-        with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
-            self._bus.publish(subject, data, reply=reply, headers=headers)
-            return await exchange.next(timeout)
-
-    async def request_many(
-        self, subject: str, data: bytes, *, stall: float, headers: Headers | None
-    ) -> AsyncIterator[Message]:
-        """Yields the replies to a request, as `Bus.request_many` does."""
-        with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
-            self._bus.publish(subject, data, reply=reply, headers=headers)
-            while (message := await exchange.next(stall)).data:
-                yield message
-
     def check_connected(self) -> None:
         """Raises `ConnectionLost` when there is no connection."""
         if not self._bus.connected:
@@ -172,17 +153,22 @@ class InboxBus(Bus):
 
     @override
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        return await self.requests.request(subject, data, timeout=timeout, headers=headers)
+        with Exchange(self.requests, subject) as exchange, _Inbox(self.requests, exchange.put) as reply:
+            self.publish(subject, data, reply=reply, headers=headers)
+            return await exchange.next(timeout)
 
     @override
-    def request_many(
+    async def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        return self.requests.request_many(subject, data, stall=stall, headers=headers)
+        with Exchange(self.requests, subject) as exchange, _Inbox(self.requests, exchange.put) as reply:
+            self.publish(subject, data, reply=reply, headers=headers)
+            while (message := await exchange.next(stall)).data:
+                yield message
 
     @override
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        return self.requests.inbox(handler)
+        return _Inbox(self.requests, handler)
 
     @override
     def new_inbox(self) -> str:
