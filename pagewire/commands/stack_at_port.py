@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 import msgspec
@@ -24,7 +25,7 @@ async def at_port(settings: Settings) -> Settings:
     """Returns the settings with the broker's URL of the stack at `port`, if they name a port and no broker.
 
     Raises:
-        BusUnavailable: no gateway answers there.
+        BusUnavailable: no gateway answers there, or it needs another key.
     """
     if settings.nats_url or settings.nats_port is not None or settings.port in (0, FIELDS["port"].default):
         return settings
@@ -49,6 +50,9 @@ def _broker_behind(settings: Settings) -> str:
     except msgspec.DecodeError:
         broker = ""
     if not broker:
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            wrong = "takes another key" if settings.api_key else "needs a key"
+            raise BusUnavailable(f"the stack at {place} (--port) {wrong}: set --api-key")
         raise BusUnavailable(f"{place} (--port) does not name its broker: it answers {response.status}")
     return broker
 
