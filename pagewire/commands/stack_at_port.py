@@ -7,7 +7,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 import msgspec
 
-from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process.listener import bracketed
 from pagewire.shared.settings.config import FIELDS, Settings
 
@@ -25,7 +25,8 @@ async def at_port(settings: Settings) -> Settings:
     """Returns the settings with the broker's URL of the stack at `port`, if they name a port and no broker.
 
     Raises:
-        BusUnavailable: no gateway answers there, or it needs another key.
+        BusUnavailable: no gateway answers there.
+        ConfigurationError: it needs another key.
     """
     if settings.nats_url or settings.nats_port is not None or settings.port in (0, FIELDS["port"].default):
         return settings
@@ -52,7 +53,7 @@ def _broker_behind(settings: Settings) -> str:
     if not broker:
         if response.status == HTTPStatus.UNAUTHORIZED:
             wrong = "takes another key" if settings.api_key else "needs a key"
-            raise BusUnavailable(f"the stack at {place} (--port) {wrong}: set --api-key")
+            raise ConfigurationError(f"the stack at {place} (--port) {wrong}: set --api-key")
         raise BusUnavailable(f"{place} (--port) does not name its broker: it answers {response.status}")
     return broker
 
