@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 
 from pagewire.client import frames
-from pagewire.client.directory import Directory, own_name
+from pagewire.client.directory import Directory
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import InvalidRequest, ModelNotFound, NoResponders, RequestTimeout, Unavailable
@@ -91,5 +91,5 @@ async def _check_name(directory: Directory, model: str, adapter: str) -> None:
     """
     with suppress(Unavailable):
         for info in await directory.models():
-            if own_name(info) != model and subjects.model_token(info.name) == subjects.model_token(adapter):
+            if info.own_name != model and subjects.model_token(info.name) == subjects.model_token(adapter):
                 raise InvalidRequest(f"{info.name} is served already: choose another name for the adapter")

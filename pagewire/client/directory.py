@@ -55,7 +55,7 @@ class Directory:
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         models = _models.decode(reply.data).models
-        roots = {own_name(info) for info in models}
+        roots = {info.own_name for info in models}
         self.served |= roots | {info.name for info in models}
         self.adapted |= {info.name for info in models if info.adaptable}
         if len(roots) == 1:
@@ -70,7 +70,7 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            names = dict.fromkeys(own_name(info) for info in await self.models())
+            names = dict.fromkeys(info.own_name for info in await self.models())
             if not self._default:
                 raise InvalidRequest(f"name a model: this stack serves {', '.join(names)}")
         return model or self._default
@@ -78,7 +78,7 @@ class Directory:
     async def base_of(self, model: str) -> str:
         """Returns the own name of a model, or of the one that an adapter changes; a name that is not served stays."""
         try:
-            return next((own_name(info) for info in await self.models() if info.name == model), model)
+            return next((info.own_name for info in await self.models() if info.name == model), model)
         except Unavailable:
             return model
 
@@ -98,8 +98,3 @@ class Directory:
         if model in served:
             return Unavailable(f"no tokenizer of {model} answers now: try again later")
         return ModelNotFound(f"no model {model} is served: choose one of {', '.join(served)}")
-
-
-def own_name(info: ModelInfo) -> str:
-    """Returns the own name of a model, without aliases and adapters."""
-    return info.parent or info.root or info.name

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -96,17 +96,17 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
         BusUnavailable: the broker at the setting `nats-url` does not answer.
         ConfigurationError: a setting is invalid.
     """
-    try:
-        async with client_of(await at_port(settings)) as client:
+    async with AsyncExitStack() as exits:
+        try:
+            client = await exits.enter_async_context(client_of(await at_port(settings)))
             await client.models()
-            yield client
-            return
-    except (BusUnavailable, Unavailable):
-        if settings.nats_url:
-            raise
-    print("no stack is running: starting one", file=sys.stderr)
-    # Nobody else uses that stack, so it needs no tenants.
-    async with Stack(msgspec.structs.replace(settings, nats_port=0, api_key_file=""), PIPELINE) as stack:
-        address = await stack.ready()
-        async with AsyncClient(address.nats, api_key=settings.api_key) as client:
-            yield client
+        except (BusUnavailable, Unavailable):
+            if settings.nats_url:
+                raise
+            await exits.aclose()
+            print("no stack is running: starting one", file=sys.stderr)
+            # Nobody else uses that stack, so it needs no tenants.
+            own = Stack(msgspec.structs.replace(settings, nats_port=0, api_key_file=""), PIPELINE)
+            address = await (await exits.enter_async_context(own)).ready()
+            client = await exits.enter_async_context(AsyncClient(address.nats, api_key=settings.api_key))
+        yield client

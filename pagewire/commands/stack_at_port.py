@@ -2,11 +2,12 @@
 
 import asyncio
 import ssl
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 import msgspec
 
-from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process.listener import bracketed
 from pagewire.shared.settings.config import FIELDS, Settings
 
@@ -25,6 +26,7 @@ async def at_port(settings: Settings) -> Settings:
 
     Raises:
         BusUnavailable: no gateway answers there.
+        ConfigurationError: it needs another key.
     """
     if settings.nats_url or settings.nats_port is not None or settings.port in (0, FIELDS["port"].default):
         return settings
@@ -49,6 +51,9 @@ def _broker_behind(settings: Settings) -> str:
     except msgspec.DecodeError:
         broker = ""
     if not broker:
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            wrong = "takes another key" if settings.api_key else "needs a key"
+            raise ConfigurationError(f"the stack at {place} (--port) {wrong}: set --api-key")
         raise BusUnavailable(f"{place} (--port) does not name its broker: it answers {response.status}")
     return broker
 

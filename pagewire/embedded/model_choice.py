@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagewire.embedded.adapter_choice import with_own_adapters
 from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models import model_folder
@@ -21,11 +22,11 @@ async def choose_models(models: Sequence[Settings]) -> list[Settings]:
     """Returns the settings of each model, as `choose_model` does.
 
     Raises:
-        ConfigurationError: as in `choose_model`, or two models have the same name in requests.
+        ConfigurationError: as in `choose_model`, or two models or their adapters have the same name in requests.
     """
     chosen = [await choose_model(settings) for settings in models]
     check_names(chosen)
-    return chosen
+    return with_own_adapters(chosen)
 
 
 def check_names(models: Sequence[Settings]) -> None:

@@ -131,7 +131,9 @@ class Handlers:
     def _on_models(self, message: Message) -> None:
         """`pagewire.v1.models`."""
         if self._accepts(message):
-            tenant, infos = subjects.tenant_of(message.subject), [*self.infos, *self._others.infos()]
+            tenant = subjects.tenant_of(message.subject)
+            # Clients take the first one: whichever tokenizer answers, the order must be the same.
+            infos = sorted([*self.infos, *self._others.infos()], key=lambda info: info.own_name)
             addressed = [replace(info, subject=subjects.for_tenant(info.subject, tenant)) for info in infos]
             self._replier.send(message, ModelList(addressed))
 

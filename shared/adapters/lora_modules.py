@@ -36,7 +36,7 @@ def lora_modules(settings: Settings) -> list[LoraModule]:
     """
     if not settings.lora_modules:
         return []
-    modules = [_absolute(module) for module in _parse(settings.lora_modules)]
+    modules = [_absolute(module) for module in parse(settings.lora_modules)]
     own = model_folder.served_names(settings)
     names = list(own)
     for module in modules:
@@ -62,8 +62,12 @@ def check_name(name: str, others: list[str]) -> None:
         raise ConfigurationError(f"adapter {name} and {clash} have one subject: choose another name")
 
 
-def _parse(text: str) -> list[LoraModule]:
-    """Returns the adapters of a text: `name=path` pairs and objects in JSON, separated by commas, or a JSON list."""
+def parse(text: str) -> list[LoraModule]:
+    """Returns the adapters of a text: `name=path` pairs and objects in JSON, separated by commas, or a JSON list.
+
+    Raises:
+        ConfigurationError: the text is malformed.
+    """
     modules: list[LoraModule] = []
     rest = text.strip()
     try:

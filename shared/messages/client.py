@@ -9,8 +9,7 @@ from pagewire.shared.errors import ContextLengths
 from pagewire.shared.messages.request_metrics import Metrics
 
 FRESH = "Pagewire-Fresh"
-"""Header of a generate request that is sent for the first time with a random id: no earlier request can have the id,
-so none is looked for."""
+"""Header of a generate request that is sent for the first time, with a random id: no earlier one is looked for."""
 BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
 
@@ -318,8 +317,7 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Tokens of the prompts that were in the prefix cache, with the first token of a completion; unset: none."""
     origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
-    """How the token came, if the request asks for `return_token_origins`; unset: unknown, since the step that computed
-    it was not read here."""
+    """How the token came, if the request asks for `return_token_origins`; unset: its step was not read here."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
@@ -395,6 +393,11 @@ class ModelInfo(msgspec.Struct):
     """Own name of the model that an adapter changes; empty: it is no adapter."""
     adaptable: bool = False
     """Whether adapters can be loaded for the model."""
+
+    @property
+    def own_name(self) -> str:
+        """The own name of the model, without aliases and adapters."""
+        return self.parent or self.root or self.name
 
 
 class ModelList(msgspec.Struct):

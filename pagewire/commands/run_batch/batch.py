@@ -126,9 +126,9 @@ async def _body(client: AsyncClient, line: Line, request_id: str) -> bytes:
     api: Api | None = APIS.get(line.url)
     if api is None:
         raise invalid_field("url", f"must be one of {', '.join(APIS)}, not {line.url}")
-    call = api.read(bytes(line.body), UnknownFields())
+    call = await api.complete(client, api.read(bytes(line.body), UnknownFields()))
     if call.streamed:
-        raise invalid_field("stream", "is not possible in a batch: leave it out")
+        raise invalid_field("stream", "is not possible in a batch: set it to false")
     call.arguments["request_id"] = request_id
     stream = client.stream(timeout=TIMEOUT, **call.arguments)
     return msgspec.json.encode(await api.answer(client, call, stream, await stream.result()))

@@ -12,6 +12,8 @@ from pagewire.shared.errors import invalid_field
 
 RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Sampling parameters that Ollama's options have other names for."""
+_WHOLE = frozenset({"num_predict", "seed", "top_k"})
+"""Options that are whole numbers. Ollama cuts off what other numbers have after the point, such as Python's 128.0."""
 _LEAST = {"num_predict": 1, "seed": 0}
 """Least values of options; a smaller one, such as -1, stands for the default."""
 
@@ -68,7 +70,8 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     """The fields of `/api/chat`."""
 
     messages: list[Turn] = msgspec.field(default_factory=list)
-    """The conversation; without one the request loads the model."""
+    """The conversation; without one the request loads the model. The answer goes on where a last text of the assistant
+    ends."""
     tools: list[dict[str, Any]] | None = None
 
 
@@ -82,6 +85,8 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """Whether the model continues the prompt as it is, without its chat template."""
 
 
+MAX_MESSAGE = 200
+"""Characters of an error that shows a value."""
 R = TypeVar("R", bound=OllamaRequest)
 FREE_FORM = frozenset({"format", "messages", "options", "tools"})
 """Fields whose values may have any form."""
@@ -117,7 +122,9 @@ def chat_fields(request: OllamaChatRequest | OllamaGenerateRequest, unknown: Unk
     """
     fields = _common_fields(request, unknown)
     if isinstance(request, OllamaChatRequest):
-        fields["messages"] = _turns(request.messages)
+        fields["messages"] = turns = _turns(request.messages)
+        if turns and turns[-1]["role"] == "assistant" and turns[-1]["content"] and "tool_calls" not in turns[-1]:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.tools:
             fields["tools"] = [{"type": "function", **tool} for tool in request.tools]
     else:
@@ -164,8 +171,15 @@ def _sampling(options: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]
             unknown.add(name, OLLAMA_OPTIONS)
         elif treatment is Treatment.LEFT_OUT:
             unknown.leave_out("option", name)
-        elif treatment is Treatment.BUILT and not (isinstance(value, int | float) and value < _LEAST.get(name, value)):
-            sampling[RENAMED.get(name, name)] = value
+        elif name == "stop":
+            sampling[name] = value
+        elif treatment is Treatment.BUILT:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise invalid_field("options", f"has a {name} that is no number: {value!r}"[:MAX_MESSAGE])
+            if name in _WHOLE and abs(value) >= 1 << 63:
+                raise invalid_field("options", f"has a {name} of more than 64 bits: give a smaller one")
+            if value >= _LEAST.get(name, value):
+                sampling[RENAMED.get(name, name)] = int(value) if name in _WHOLE else value
     return sampling
 
 

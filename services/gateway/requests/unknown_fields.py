@@ -39,13 +39,13 @@ class UnknownFields:
         self._count = 0
 
     def add(self, name: str, documented: Collection[str]) -> None:
-        """Notes a field; `documented`: names that it may be a misspelling of.
+        """Notes a field; `documented`: names of the route's fields, which it may be a misspelling of.
 
         Raises:
             InvalidRequest: the field must not be ignored.
         """
         printable = name if _PRINTABLE.fullmatch(name) else "?"
-        if instead := REPLACEMENTS.get(name):
+        if (instead := REPLACEMENTS.get(name)) in documented:
             raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead", field=name)
         if self.strict:
             close = difflib.get_close_matches(printable, documented, 1)

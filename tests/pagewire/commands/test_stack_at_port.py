@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pagewire.commands.stack_at_port import at_port
-from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.settings.config import Settings
 from tests.support.processes import free_port
 
@@ -36,8 +36,10 @@ def gateway(body: bytes) -> Iterator[int]:
 async def test_a_port_chooses_the_broker_of_its_stack() -> None:
     with gateway(json.dumps({"version": "1", "nats": "nats://127.0.0.1:5000"}).encode()) as port:
         assert (await at_port(Settings(port=port, api_key="secret"))).nats_url == "nats://127.0.0.1:5000"
-        with pytest.raises(BusUnavailable, match="401"):
+        with pytest.raises(ConfigurationError, match="needs a key: set --api-key"):
             await at_port(Settings(port=port))
+        with pytest.raises(ConfigurationError, match="takes another key: set --api-key"):
+            await at_port(Settings(port=port, api_key="wrong"))
 
 
 @pytest.mark.parametrize("body", [b"{}", b"<html>", b'{"version": "0.1"}'])

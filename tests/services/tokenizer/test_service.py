@@ -29,7 +29,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.backlog import Backlog
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelInfo, ModelList
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.tokenize import TokenizeReply
@@ -317,6 +317,22 @@ async def test_a_request_for_a_model_of_another_wire_version_is_passed_on() -> N
         bus.publish(f"{subjects.GENERATE}.newer", b"{}", reply="_INBOX.x.1")
         await until(lambda: bool(passed))
     assert passed == [(f"{subjects.GENERATE}.newer", "_INBOX.x.1")]
+
+
+async def test_every_tokenizer_lists_the_models_in_one_order() -> None:
+    orders = []
+    for own, other in (("alpha", "beta"), ("beta", "alpha")):
+        async with serving(Settings(model="bundled", served_model_name=f"{own},a-{own}")) as setup:
+            bus = MemoryBus(setup.broker)
+            infos = [ModelInfo(name, "", 64, "", root=other) for name in (other, f"a-{other}")]
+            infos.append(ModelInfo(f"adapter-{other}", "", 64, "", root="0f", parent=other))
+            beat = Heartbeat("tokenizer", "t9", True, 0, 0, 0, {}, model=other, models=tuple(infos))
+            bus.publish(f"{subjects.HEARTBEAT}.tokenizer.t9", encode(beat))
+            await bus.flush()
+            reply = await setup.ask({}, subject=subjects.MODELS)
+            orders.append([info.name for info in msgspec.json.decode(reply.data, type=ModelList).models])
+    assert orders[0] == ["alpha", "a-alpha", "beta", "a-beta", "adapter-beta"]
+    assert orders[1] == ["alpha", "a-alpha", "adapter-alpha", "beta", "a-beta"]
 
 
 async def test_another_model_is_not_found() -> None:

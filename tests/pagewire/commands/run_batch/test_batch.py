@@ -37,6 +37,8 @@ async def test_each_line_is_answered_as_its_route_answers() -> None:
         line("wrong", "/v1/completions", prompt="x", temperature="hot"),
         line("lost", "/v1/embeddings", input="x"),
         line("stream", "/v1/completions", prompt="x", stream=True),
+        line("stream by default", "/api/generate", prompt="x"),
+        line("ollama", "/api/generate", model=f"{MODEL}:latest", prompt="x", stream=False),
     ]
     responder.script = busy_at_first
     outcomes: dict[str, Outcome] = {}
@@ -49,6 +51,8 @@ async def test_each_line_is_answered_as_its_route_answers() -> None:
         "wrong": 400,
         "lost": 400,
         "stream": 400,
+        "stream by default": 400,
+        "ollama": 200,
     }
     assert bodies["chat"]["choices"][0]["message"]["content"] == "".join(WORDS)
     assert bodies["text"]["object"] == "text_completion"

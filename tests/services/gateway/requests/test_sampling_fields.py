@@ -3,7 +3,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.gateway.requests.sampling_fields import read_openai_fields, split_sampling, without_neutral
+from pagewire.services.gateway.requests.sampling_fields import (
+    read_fields,
+    read_openai_fields,
+    split_sampling,
+    without_neutral,
+)
+from pagewire.services.gateway.requests.unknown_fields import HEADER, UnknownFields
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 
@@ -117,3 +123,11 @@ def test_a_wrong_field_is_named(body: dict[str, Any]) -> None:
     (name,) = body
     with pytest.raises(InvalidRequest, match=name):
         split_sampling(body, FIELDS)
+
+
+def test_another_field_is_named_only_where_the_route_has_it() -> None:
+    unknown = UnknownFields()
+    assert read_fields(b'{"prompt": "x", "tokens": [1]}', {"tokens"}, "request", unknown) == {"tokens": [1]}
+    assert unknown.headers() == [(HEADER, b"ignored unknown fields: prompt")]
+    with pytest.raises(InvalidRequest, match="send messages instead"):
+        read_fields(b'{"prompt": "x"}', {"messages"}, "request", unknown)

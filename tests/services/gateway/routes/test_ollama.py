@@ -144,6 +144,28 @@ async def test_options_become_sampling_parameters(gateway: Gateway) -> None:
     assert (request.sampling.max_tokens, request.sampling.seed, request.clamp_max_tokens) == (None, None, True)
 
 
+async def test_whole_numbers_may_have_a_point(gateway: Gateway) -> None:
+    await chat(gateway, options={"num_predict": 9.0, "top_k": 3.7, "seed": 5.0, "temperature": 1})
+    sampling = gateway.responder.requests[0].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.seed, sampling.temperature) == (9, 3, 5, 1.0)
+
+
+@pytest.mark.parametrize("name", ["num_predict", "top_k", "seed"])
+@pytest.mark.parametrize("value", ["many", True, [1], 1e300])
+async def test_an_option_that_is_no_number_is_refused_by_its_name(gateway: Gateway, name: str, value: object) -> None:
+    answer = await chat(gateway, options={name: value})
+    assert (answer.status, gateway.responder.requests) == (400, [])
+    assert name in answer.json["error"]
+
+
+async def test_the_answer_goes_on_where_the_text_of_the_assistant_ends(gateway: Gateway) -> None:
+    await chat(gateway, messages=[*HELLO, {"role": "assistant", "content": "The capital is"}])
+    await chat(gateway, messages=[*HELLO, {"role": "assistant", "content": ""}])
+    open_ended, ended = gateway.responder.requests
+    assert (open_ended.continue_final_message, open_ended.add_generation_prompt) == (True, False)
+    assert (ended.continue_final_message, ended.add_generation_prompt) == (False, None)
+
+
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 async def test_a_format_binds_the_answer(gateway: Gateway, path: str) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
