@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -35,6 +35,8 @@ TOKENS = 600
 """Tokens of an answer: with few slots, the last of the streams waits for longer than any timer of the store."""
 DEADLINE = 120.0
 """Seconds that a request has."""
+POLL = 0.02
+"""Seconds between two looks at the store."""
 REST = 1.0
 """Seconds between two rounds."""
 WHOLE_WITHIN = 15.0
@@ -105,8 +107,9 @@ async def measure(settings: Settings, changes: Sequence[str], rounds: int, strea
             for change in changes:
                 outcome = Outcome(change)
                 make = partial(_change, change, stack.brokers[0], operator)
+                stored = partial(_stored, operator, stack.models)
                 for _ in range(rounds):
-                    await _round(client, expected, outcome, make)
+                    await _round(client, expected, outcome, stored, make)
                     await asyncio.sleep(REST)
                     await stack.ready()
                     outcome.failures += await _problems(operator)
@@ -116,11 +119,16 @@ async def measure(settings: Settings, changes: Sequence[str], rounds: int, strea
 
 
 async def _round(
-    client: AsyncClient, expected: Sequence[str], outcome: Outcome, change: Callable[[], Awaitable[None]]
+    client: AsyncClient,
+    expected: Sequence[str],
+    outcome: Outcome,
+    stored: Callable[[Sequence[asyncio.Task[str]]], Awaitable[None]],
+    change: Callable[[], Awaitable[None]],
 ) -> None:
     began = asyncio.Event()
     streams = [asyncio.create_task(_text(client, number, began)) for number in range(len(expected))]
     await began.wait()
+    await stored(streams)
     changed_at = time.monotonic()
     end_times: dict[int, float] = {}
 
@@ -156,6 +164,16 @@ async def _text(client: AsyncClient, number: int, began: asyncio.Event) -> str:
         began.set()
         text += delta.text
     return text
+
+
+async def _stored(operator: Bus, models: Iterable[str], streams: Sequence[asyncio.Task[str]]) -> None:
+    """Waits until the store has the requests of all streams that have not ended."""
+    queues = [subjects.all_work(subjects.model_token(name)) for name in models]
+    while True:
+        lengths = [await operator.store.queue_lengths(queue) for queue in queues]
+        if sum(sum(each.items.values()) for each in lengths) >= sum(not stream.done() for stream in streams):
+            return
+        await asyncio.sleep(POLL)
 
 
 async def _problems(operator: Bus) -> list[str]:
