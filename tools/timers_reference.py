@@ -157,15 +157,6 @@ KINDS = (
         },
     ),
     Kind(
-        "Short questions of clients",
-        "The call ends with an error that says that no service has answered. It may be sent again.",
-        {
-            "pagewire/client/async_client.py": ("_REPLY_TIMEOUT",),
-            "pagewire/client/directory.py": ("_REPLY_TIMEOUT",),
-            "pagewire/client/frames.py": ("CANCEL_TIMEOUT",),
-        },
-    ),
-    Kind(
         "Time that a request has",
         "The request ends with 408, once. Its client sets the time; these are the defaults.",
         {
