@@ -10,7 +10,6 @@ from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, S
 from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.packed_columns import column, entries, pairs
 from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
-from pagewire.services.executor.speculation.drafter import DraftRow
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
@@ -56,6 +55,9 @@ class SlotTable:
     behind the known ones. Those that the device then samples are known and computed; the positions of the others count
     as never written.
 
+    Nothing is launched beside a step with drafts. Where drafts are likely by the tokens before those in flight, the
+    next step waits, so that they follow known ones.
+
     Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
     of its output, and the next rows of the sequence compute several of them at a time: all together where every
     sequence has a grammar, and otherwise so few that the others hardly wait.
@@ -68,6 +70,7 @@ class SlotTable:
         self._speculator = speculator
         self._checks = PlanChecks(capacity)
         self._several = capacity.max_row_tokens > 1 or speculator is not None  # whether rows may sample several tokens
+        self._in_flight, self._drafting = 0, False  # steps that are not recorded, and whether one has drafts
         self._budget = 0
         self._order: Int64 = np.empty(0, np.int64)  # occupied slots, in the order in which prompts are served
         self._all: Bool = np.ones(slots, np.bool_)  # what every row is in a step without dead rows
@@ -77,8 +80,7 @@ class SlotTable:
         self._admissions: Int64 = np.zeros(slots, np.int64)  # number of the admission that holds the slot
         self._awaited: Bool = np.zeros(slots, np.bool_)  # a step in flight samples an unknown number of tokens
         self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
-        self._admitted = 0
-        self._changes = 0  # admissions, and ends that a step has reported
+        self._admitted, self._changes = 0, 0  # admissions; these, and ends that a step has reported
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
@@ -101,6 +103,7 @@ class SlotTable:
         self._order = self._order[:0]
         self._reported_prompts.clear()
         self._forced.clear()
+        self._in_flight, self._drafting = 0, False
         self._occupied[:] = self._running[:] = False
 
     def apply(self, plan: Plan) -> None:
@@ -163,7 +166,9 @@ class SlotTable:
         return PendingTokens(slots, remaining, self._limits[slots] - computed)
 
     def launch(self) -> InFlightStep | None:
-        """Returns the next step, whose positions count as computed from now on; None when no sequence can continue."""
+        """Returns the next step, whose positions count as computed from now on; None when no sequence can go on yet."""
+        if self._drafting:
+            return None
         slots, query_lens = compose(self.pending(), self._budget)
         if not len(slots):
             return None
@@ -171,6 +176,9 @@ class SlotTable:
         ends = computed + query_lens
         samples, left, drafts = ends == known, None, None
         if self._speculator is not None and (drafts := self._draft(self._speculator, slots, ends, samples)) is not None:
+            if self._in_flight:
+                return None
+            self._drafting = True
             query_lens = query_lens + drafts
         positions = positions_of(computed, query_lens)
         owners = slots if len(positions) == len(slots) else np.repeat(slots, query_lens)
@@ -187,6 +195,7 @@ class SlotTable:
         self._known[slots] = known
         if np.count_nonzero(full):
             self._running[slots[full]] = False
+        self._in_flight += 1
         stop_ids = self._stop_ids.table[slots]
         sequences, admissions = self._sequences[slots], self._admissions[slots]
         return InFlightStep(batch, sequences, admissions, stop_ids, full, self._changes, left)
@@ -199,23 +208,15 @@ class SlotTable:
     def _draft(self, speculator: Speculator, slots: Int64, ends: Int64, samples: Bool) -> Int64 | None:
         """Writes drafted tokens behind the known ones of rows that sample; returns their numbers [R], None: none has
         any. A row has fewer than the tokens that are left to it, and its slot's limit holds for them, too."""
-        sampling, positions = int(np.count_nonzero(samples)), int((ends - self._computed[slots]).sum())
-        if not sampling or not speculator.pays(sampling, positions):
-            return None
         room = np.minimum(self._limits[slots] - ends, self._count_left(slots) - 1)
-        rows = (samples & (room > 0)).nonzero()[0]
-        rows = rows[[speculator.drafts_for(slot) for slot in slots[rows].tolist()]] if len(rows) else rows
-        texts = [
-            DraftRow(slot, self._tokens[slot, :end], most)
-            for slot, end, most in zip(slots[rows].tolist(), ends[rows].tolist(), room[rows].tolist(), strict=True)
-        ]
-        drafts = speculator.draft(texts, sampling, positions) if texts else []
+        known, positions = np.maximum(ends - self._in_flight, 1), int((ends - self._computed[slots]).sum())
+        drafts = speculator.draft_rows(slots[samples], known[samples], room[samples], self._tokens, positions)
         if not any(drafts):
             return None
         counts = np.zeros(len(slots), np.int64)
-        for row, text, tokens in zip(rows.tolist(), texts, drafts, strict=True):
-            counts[row], end = len(tokens), len(text.text)
-            self._tokens[text.slot, end : end + len(tokens)] = tokens
+        counts[samples] = [len(tokens) for tokens in drafts]
+        for slot, end, tokens in zip(slots[samples], ends[samples], drafts, strict=True) if not self._in_flight else ():
+            self._tokens[slot, end : end + len(tokens)] = tokens
         return counts
 
     def _end_drafts(self, slots: Int64) -> None:
@@ -259,7 +260,9 @@ class SlotTable:
         of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
         the slot's next sequence.
         """
+        self._in_flight -= 1
         if counts is not None:
+            self._drafting = False
             return self._record_many(step, tokens, counts)
         batch, finishes = step.batch, step.finishes(tokens)
         slots = batch.slots

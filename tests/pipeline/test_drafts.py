@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,15 +10,17 @@ import pytest
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
 from pagewire.services.executor.speculation.text_drafters import SuffixDrafter
-from pagewire.shared.messages.client import Result
+from pagewire.shared.messages.client import Result, TokenLogprobs
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.drafters import drafting, guessing, knowing, wrong
+from tests.support.interpreted import interpreted
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
 
 PROMPTS: list[str | list[int]] = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
+SHORT = PROMPTS[1:2]
 PLAIN: dict[str, Any] = {"max_tokens": 32, "seed": 3, "temperature": 0.0, "ignore_eos": True}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
 FIELDS: list[dict[str, Any]] = [
@@ -47,11 +50,11 @@ class Served(NamedTuple):
     load: dict[str, float]
 
 
-async def serve(**settings: Any) -> Served:
+async def serve(prompts: Sequence[str | list[int]] = PROMPTS, **settings: Any) -> Served:
     """Sends all requests at once."""
     values: dict[str, Any] = {"model": str(checkpoint("llama")), "device": "cpu", "log_level": "error", "seed": 1}
     async with running(Settings(**values | {"num_kv_blocks": 400, "max_model_len": 120} | settings)) as pipeline:
-        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in PROMPTS for fields in FIELDS]
+        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in prompts for fields in FIELDS]
         results = await asyncio.gather(
             *(pipeline.client.generate(prompt, params, return_token_ids=True) for prompt, params in requests)
         )
@@ -123,6 +126,42 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         assert served.load["rows"] < 0.6 * plain.load["rows"]
     if kind == "right model":
         assert speculator.accepted > 0.5 * speculator.drafted, "penalties and grammars make it wrong"
+
+
+CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8, "spec_type": "suffix"}
+"""Settings of a GPU that Triton's interpreter stands for."""
+
+
+@pytest.fixture(scope="module")
+async def plain_on_cuda() -> Served:
+    """What a GPU serves without drafts: short answers, since the interpreter is slow."""
+    with interpreted():
+        return await serve(SHORT, **CUDA | {"spec_type": "none"})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["right", "wrong", "random", "suffix"])
+async def test_clients_of_a_gpu_get_the_same_whatever_is_drafted(plain_on_cuda: Served, kind: str) -> None:
+    texts = texts_of(plain_on_cuda)
+    drafters: Any = {"right": knowing, "wrong": wrong, "random": guessing}
+    with interpreted(), drafting(drafters[kind](texts) if kind in drafters else SuffixDrafter(24, 2.0, 0.1)) as opened:
+        served = await serve(SHORT, **CUDA)
+    for result, known in zip(served.results, plain_on_cuda.results, strict=True):
+        for choice, same in zip(result.choices, known.choices, strict=True):
+            assert choice_of(choice)[:-1] == choice_of(same)[:-1]
+            check_logprobs(choice.logprobs or (), same.logprobs or ())
+    assert opened[0].drafted > 0
+    if kind in ("right", "wrong"):
+        assert (opened[0].accepted > 0.5 * opened[0].drafted) == (kind == "right")
+
+
+def check_logprobs(reports: Sequence[TokenLogprobs], known: Sequence[TokenLogprobs]) -> None:
+    for report, same in zip(reports, known, strict=True):
+        assert [(token, entry.rank) for token, entry in report.items()] == [
+            (token, entry.rank) for token, entry in same.items()
+        ]
+        for token, entry in report.items():
+            assert entry.logprob == pytest.approx(same[token].logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from unittest.mock import patch
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices.protocol import Device, Float64
-from pagewire.services.executor.speculation import speculator
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow
 from pagewire.services.executor.speculation.speculator import Speculator
@@ -77,7 +77,7 @@ def drafting(drafter: Drafter | None, most: int = 6) -> Iterator[list[Speculator
         if chosen is None:
             assert device.draft_model is not None
             chosen = DraftModel(device.draft_model, capacity.vocab_size)
-        opened.append(Speculator(chosen, min(most, capacity.max_drafts), capacity.max_num_seqs))
+        opened.append(Speculator(chosen, min(most, capacity.max_drafts), replace(capacity, max_drafted_rows=1000)))
         return opened[-1]
 
     def flat(_: StepCost, first: int, count: int) -> Float64:
@@ -88,7 +88,6 @@ def drafting(drafter: Drafter | None, most: int = 6) -> Iterator[list[Speculator
 
     with (
         patch.object(step_thread, "open_speculator", open_),
-        patch.object(speculator, "MOST_SAMPLING", 1000),
         patch.object(StepCost, "seconds", flat),
         patch.object(DraftModel, "seconds", lambda _self, _rows, most: np.zeros(most + 1)),
         patch("pagewire.services.executor.speculation.acceptance.Acceptance.observe", nothing),

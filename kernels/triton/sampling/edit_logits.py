@@ -9,6 +9,7 @@ from pagewire.kernels.triton.sampling import sampling_columns
 from pagewire.kernels.triton.sampling.sampling_columns import SamplingColumns
 
 TILE = 2048
+GRAMMAR: tl.constexpr = tl.constexpr(sampling_columns.GRAMMAR)
 ALLOWED: tl.constexpr = tl.constexpr(sampling_columns.ALLOWED)
 BIASED: tl.constexpr = tl.constexpr(sampling_columns.BIASED)
 PENALIZED: tl.constexpr = tl.constexpr(sampling_columns.PENALIZED)
@@ -16,10 +17,23 @@ BAD_WORDS: tl.constexpr = tl.constexpr(sampling_columns.BAD_WORDS)
 
 
 @jit
+def bar_others(start: tl.tensor, bits: tl.tensor, VOCABULARY: tl.constexpr, TILE: tl.constexpr) -> None:
+    """Sets the logits at `start` of tokens without their bit to minus infinity."""
+    for tile in range(0, VOCABULARY, TILE):
+        token = tile + tl.arange(0, TILE)
+        mask = token < VOCABULARY
+        words = tl.load(bits + token // 32, mask=mask, other=0)
+        tl.store(start + token, float("-inf"), mask=mask & (((words >> (token % 32)) & 1) == 0))
+    tl.debug_barrier()  # an id may be edited more than once
+
+
+@jit
 def edit_logits_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
     ends: tl.tensor,
+    drafts: tl.tensor,
+    masks: tl.tensor,
     edits: tl.tensor,
     allowed: tl.tensor,
     bias_ids: tl.tensor,
@@ -55,12 +69,9 @@ def edit_logits_kernel(
     kinds = tl.load(edits + slot)
     start = logits + row * VOCABULARY
     if (kinds & ALLOWED) != 0:
-        for tile in range(0, VOCABULARY, TILE):
-            token = tile + tl.arange(0, TILE)
-            mask = token < VOCABULARY
-            bits = tl.load(allowed + slot * WORDS + token // 32, mask=mask, other=0)
-            tl.store(start + token, float("-inf"), mask=mask & (((bits >> (token % 32)) & 1) == 0))
-        tl.debug_barrier()  # an id may be edited more than once
+        bar_others(start, allowed + slot * WORDS, VOCABULARY, TILE)
+    if (kinds & GRAMMAR) != 0:
+        bar_others(start, masks + row * WORDS, VOCABULARY, TILE)
     if (kinds & BIASED) != 0:
         lane = tl.arange(0, PADDED_BIASES)
         token = tl.load(bias_ids + slot * BIASES + lane, mask=lane < BIASES, other=-1)
@@ -77,9 +88,13 @@ def edit_logits_kernel(
         factor = tl.load(repetition_penalty + slot)
         each = tl.load(frequency_penalty + slot)
         once = tl.load(presence_penalty + slot)
+        drafted = tl.load(drafts + row)
         for tile in range(0, VOCABULARY, TILE):
             token = tile + tl.arange(0, TILE)
             count = tl.load(seen + slot * VOCABULARY + token, mask=token < VOCABULARY, other=0)
+            for back in range(drafted):
+                draft = tl.load(state_tokens + slot * context + end - 1 - back)
+                count += tl.where(token == draft, 2, 0)
             x = tl.load(start + token, mask=count > 0, other=0.0).to(tl.float32)
             x = tl.where(x > 0, x / factor, x * factor)
             x -= each * (count // 2).to(tl.float32) + tl.where(count > 1, once, 0.0)
@@ -101,12 +116,19 @@ def edit_logits_kernel(
 
 
 def edit_logits(
-    table: SamplingColumns, logits: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor, state_tokens: torch.Tensor
+    table: SamplingColumns,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    ends: torch.Tensor,
+    drafts: torch.Tensor,
+    masks: torch.Tensor,
+    state_tokens: torch.Tensor,
 ) -> None:
     """Edits `logits` [R, vocabulary] in place.
 
     `slots` is int32 [R]; `ends` int32 [R] is the position of the token to sample, or -1 for a row that samples none;
-    `state_tokens` int32 [S, context] has the tokens before that position.
+    `state_tokens` int32 [S, context] has the tokens before that position. The last `drafts` int32 [R] of these are
+    drafted and not yet counted in `seen`. `masks` int32 [R, ceil(vocabulary / 32)] has the tokens that grammars allow.
     """
     biases, stops, bad_ids = table.bias_ids.shape[1], table.stop_ids.shape[1], table.bad_words.shape[1]
     columns = table.columns
@@ -114,6 +136,8 @@ def edit_logits(
         logits,
         slots,
         ends,
+        drafts,
+        masks,
         table.edits,
         table.allowed,
         table.bias_ids,

@@ -8,7 +8,7 @@ import torch
 from pagewire.shared.sampling_parameters import RECORD
 
 _DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
-ALLOWED, BIASED, PENALIZED, BAD_WORDS = 1, 2, 4, 8
+ALLOWED, BIASED, PENALIZED, BAD_WORDS, GRAMMAR = 1, 2, 4, 8, 16
 """Bits of `SamplingColumns.edits`."""
 
 MAX_STOP_IDS = 1040
@@ -38,7 +38,7 @@ class SamplingColumns:
     """float32 [S, longest list] biases added to the logits of `bias_ids`."""
     edits: torch.Tensor
     """int32 [S] which of the tables after `stop_ids` count for the slot: the sum of `ALLOWED`, `BIASED`, `PENALIZED`
-    and `BAD_WORDS`."""
+    and `BAD_WORDS`; and of `GRAMMAR`, if a grammar says of each sampled token which ones are allowed."""
     allowed: torch.Tensor
     """int32 [S, ceil(vocabulary / 32)] a bit per token: token t is bit t % 32 of word t // 32."""
     seen: torch.Tensor

@@ -1,4 +1,4 @@
-"""The end of a step: appends tokens, advances positions, and marks finished rows as dead."""
+"""The end of a step: appends tokens, counts right drafts as computed, and marks finished rows as dead."""
 
 import torch
 import triton
@@ -21,6 +21,7 @@ def bookkeeping_kernel(
     num_computed_tokens: tl.tensor,
     ends: tl.tensor,
     cu_queries: tl.tensor,
+    cu_places: tl.tensor,
     stop_ids: tl.tensor,
     seen: tl.tensor,
     state_tokens: tl.tensor,
@@ -35,27 +36,44 @@ def bookkeeping_kernel(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program: BLOCK rows."""
+    """One program: BLOCK rows, whose places follow each other as long as the sampled token is the drafted one."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < rows
     slot = tl.load(slots + row, mask=mask, other=0).to(tl.int64)
     start = tl.load(num_computed_tokens + row, mask=mask, other=-1)
-    end = tl.load(ends + row, mask=mask, other=-1)
     width = tl.load(cu_queries + row + 1, mask=mask, other=0) - tl.load(cu_queries + row, mask=mask, other=0)
-    tl.store(computed + slot, start + width, mask=start >= 0)
+    first = tl.load(cu_places + row, mask=mask, other=0)
+    count = tl.load(cu_places + row + 1, mask=mask, other=0) - first
+    end = tl.load(ends + first, mask=count > 0, other=-1)
 
     samples = end >= 0
-    token = tl.load(sampled + row, mask=samples, other=-1)
-    tl.store(state_tokens + slot * context + end, token, mask=samples & (end < context))
-    tl.store(known + slot, end + 1, mask=samples)
-    place = seen + slot * vocabulary + token
-    counted = samples & (token >= 0)
-    tl.store(place, tl.load(place, mask=counted, other=0) + 2, mask=counted)
+    agrees = samples
+    token = first * 0 - 1
+    tokens = first * 0
+    place = 0
+    most = tl.max(count, 0)
+    while place < most:
+        new = tl.load(sampled + first + place, mask=agrees, other=-1)
+        target = state_tokens + slot * context + end + place
+        drafted = agrees & (place + 1 < count)
+        draft = tl.load(target, mask=drafted, other=-1)
+        tl.store(target, new, mask=agrees & (end + place < context))
+        counted = agrees & (new >= 0)
+        occurrences = seen + slot * vocabulary + new
+        tl.store(occurrences, tl.load(occurrences, mask=counted, other=0) + 2, mask=counted)
+        token = tl.where(agrees, new, token)
+        tokens += agrees.to(tl.int32)
+        agrees = drafted & (new == draft)
+        place += 1
+    wrong = tl.where(samples, count - tokens, 0)
+    tl.store(computed + slot, start + width - wrong, mask=start >= 0)
+    end += tokens  # behind the last of them
+    tl.store(known + slot, end, mask=samples)
     lane = tl.arange(0, PADDED)
     compared = samples[:, None] & (lane < STOPS)[None, :]
     stops = tl.load(stop_ids + slot[:, None] * STOPS + lane[None, :], mask=compared, other=-1)
     stopped = tl.max((compared & (stops == token[:, None])).to(tl.int32), 1) > 0
-    full = samples & (end + 1 >= tl.load(last + slot, mask=samples, other=0))
+    full = samples & (end >= tl.load(last + slot, mask=samples, other=0))
     finish = tl.where(stopped, STOP, tl.where(full, LENGTH, 0))
     finish = tl.where(samples & (token < 0), NOT_FINITE, finish)
     tl.store(alive + slot, 0, mask=samples & (finish != 0))
@@ -66,6 +84,7 @@ def bookkeeping(
     state: SequenceState,
     slots: torch.Tensor,
     cu_queries: torch.Tensor,
+    cu_places: torch.Tensor,
     num_computed_tokens: torch.Tensor,
     ends: torch.Tensor,
     stop_ids: torch.Tensor,
@@ -76,8 +95,10 @@ def bookkeeping(
     """Applies the results of a step to `state`. Writes `finishes` uint8 [R]: 0 continues, 1 stopped, 2 at its length,
     3 without a token.
 
-    `slots`, `num_computed_tokens`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32
-    [R + 1], `stop_ids` int32 [S, longest list] padded with -1. The sampled token is counted in `SamplingColumns.seen`.
+    `slots` and `num_computed_tokens` are int32 [R], `cu_queries` and `cu_places` int32 [R + 1], `ends` (as
+    `step_inputs` wrote them) and `sampled` int32 [P], `stop_ids` int32 [S, longest list] padded with -1. A row keeps
+    the tokens of its places up to the first that is not the drafted one, and they are counted in
+    `SamplingColumns.seen`.
     """
     rows, stops = len(slots), stop_ids.shape[1]
     bookkeeping_kernel[(triton.cdiv(rows, BLOCK),)](
@@ -87,6 +108,7 @@ def bookkeeping(
         num_computed_tokens,
         ends,
         cu_queries,
+        cu_places,
         stop_ids,
         seen,
         state.tokens,

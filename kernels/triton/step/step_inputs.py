@@ -13,15 +13,33 @@ BLOCK = 256
 
 
 @jit
+def owner(cumulative: tl.tensor, lane: tl.tensor, rows: tl.int32, halvings: tl.int32):  # type: ignore[no-untyped-def]
+    """Returns the last row whose part begins at or before the lane, given where parts begin, `cumulative` [R + 1]."""
+    low = lane * 0
+    high = low + rows
+    for _ in range(halvings):
+        open_ = low < high
+        middle = (low + high) // 2
+        before = tl.load(cumulative + middle, mask=open_, other=0) <= lane
+        low = tl.where(open_ & before, middle + 1, low)
+        high = tl.where(open_ & (before == 0), middle, high)
+    return low - 1
+
+
+@jit
 def step_inputs_kernel(
     ids: tl.tensor,
     positions: tl.tensor,
     places: tl.tensor,
     num_computed_tokens: tl.tensor,
-    ends: tl.tensor,
     lengths: tl.tensor,
+    place_slots: tl.tensor,
+    ends: tl.tensor,
+    place_tokens: tl.tensor,
+    place_drafts: tl.tensor,
     slots: tl.tensor,
     cu_queries: tl.tensor,
+    cu_places: tl.tensor,
     state_tokens: tl.tensor,
     known: tl.tensor,
     computed: tl.tensor,
@@ -30,6 +48,7 @@ def step_inputs_kernel(
     block_tables: tl.tensor,
     rows: tl.int32,
     count: tl.int32,
+    sampled: tl.int32,
     context: tl.int32,
     table_width: tl.int32,
     dummy: tl.int32,
@@ -37,7 +56,8 @@ def step_inputs_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program: BLOCK rows and BLOCK tokens. A token finds its row by binary search, all lanes at once."""
+    """One program: BLOCK rows, BLOCK tokens and BLOCK places. Tokens and places find their row by binary search, all
+    lanes at once."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
     mask = lane < rows
@@ -49,18 +69,9 @@ def step_inputs_kernel(
     room = tl.minimum(tl.load(limit + slot, mask=mask, other=0), total)
     runs = (tl.load(alive + slot, mask=mask, other=0) != 0) & (width > 0) & (end <= room)
     tl.store(num_computed_tokens + lane, tl.where(runs, start, -1), mask=mask)
-    tl.store(ends + lane, tl.where(runs & (end == total), end, -1), mask=mask)
     tl.store(lengths + lane, tl.where(runs, end, 0), mask=mask)
 
-    low = lane * 0
-    high = low + rows
-    for _ in range(halvings):
-        open_ = low < high
-        middle = (low + high) // 2
-        before = tl.load(cu_queries + middle, mask=open_, other=0) <= lane
-        low = tl.where(open_ & before, middle + 1, low)
-        high = tl.where(open_ & (before == 0), middle, high)
-    row = low - 1
+    row = owner(cu_queries, lane, rows, halvings)
     owned = (row < rows) & (lane < tl.load(cu_queries + rows)) & (lane < count)
     slot = tl.load(slots + row, mask=owned, other=0)
     first = tl.load(cu_queries + row, mask=owned, other=0)
@@ -79,6 +90,36 @@ def step_inputs_kernel(
     tl.store(positions + lane, position, mask=mask)
     tl.store(places + lane, block * BLOCK_SIZE + offset, mask=mask)
 
+    row = owner(cu_places, lane, rows, halvings)
+    owned = (row < rows) & (lane < tl.load(cu_places + rows)) & (lane < sampled)
+    slot = tl.load(slots + row, mask=owned, other=0)
+    first = tl.load(cu_queries + row, mask=owned, other=0)
+    last = tl.load(cu_queries + row + 1, mask=owned, other=0)
+    behind = tl.load(cu_places + row + 1, mask=owned, other=0) - 1 - lane
+    end = tl.load(computed + slot, mask=owned, other=0) + last - first
+    samples = owned & (end == tl.load(known + slot, mask=owned, other=-1)) & (last > first)
+    samples &= (tl.load(alive + slot, mask=owned, other=0) != 0) & (end <= tl.load(limit + slot, mask=owned, other=0))
+    mask = lane < sampled
+    tl.store(place_slots + lane, slot, mask=mask)
+    tl.store(ends + lane, tl.where(samples, end - behind, -1), mask=mask)
+    tl.store(place_tokens + lane, tl.where(owned, tl.maximum(last - 1 - behind, 0), 0), mask=mask)
+    tl.store(place_drafts + lane, tl.where(owned, lane - tl.load(cu_places + row, mask=owned, other=0), 0), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPlaces:
+    """The places of a step where tokens are sampled, row after row: int32 [P]. A row has one behind its last token, and
+    one before each of its drafted tokens."""
+
+    slots: torch.Tensor
+    """Slot of the row; 0 for padding."""
+    ends: torch.Tensor
+    """Position of the token that is sampled there; -1 if none is."""
+    tokens: torch.Tensor
+    """Index in the step of the token before; 0 for padding."""
+    drafts: torch.Tensor
+    """Number of the row's drafted tokens before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
@@ -92,30 +133,42 @@ class StepInputs:
     """int64 [T] targets of keys and values, block * block_size + offset; in the dummy block where `ids` is padding."""
     num_computed_tokens: torch.Tensor
     """[R] first position that the row writes; -1 if the row is dead, empty, or beyond its limit."""
-    ends: torch.Tensor
-    """[R] position of the token that the row samples; -1 if the row samples none."""
     lengths: torch.Tensor
-    """[R] number of cached positions after the step; 0 if the row does not run."""
+    """[R] number of cached positions after the step, those of drafted tokens included; 0 if the row does not run."""
+    sampled: SampledPlaces
+    """Where tokens are sampled."""
 
 
 def step_inputs(
-    state: SequenceState, slots: torch.Tensor, cu_queries: torch.Tensor, dummy: int, block_size: int, inputs: StepInputs
+    state: SequenceState,
+    slots: torch.Tensor,
+    cu_queries: torch.Tensor,
+    cu_places: torch.Tensor,
+    dummy: int,
+    block_size: int,
+    inputs: StepInputs,
 ) -> None:
-    """Fills `inputs` for rows that compute the next `cu_queries.diff()` positions of `slots`.
+    """Fills `inputs` for rows that compute the next `cu_queries.diff()` positions of `slots`, and sample at
+    `cu_places.diff()` places if the last of them is the last known token, drafted ones included.
 
-    `slots` [R], without duplicates, and `cu_queries` [R + 1] are int32. A row runs only if its slot is alive, all its
-    tokens are known, and its limit allows all its positions. `dummy` is a block that belongs to no sequence.
+    `slots` [R], without duplicates, `cu_queries` and `cu_places` [R + 1] are int32. A row runs only if its slot is
+    alive, all its tokens are known, and its limit allows all its positions. `dummy` is a block that belongs to no
+    sequence.
     """
-    rows, count = len(slots), len(inputs.ids)
-    step_inputs_kernel[(triton.cdiv(max(rows, count), BLOCK),)](
+    rows, count, sampled = len(slots), len(inputs.ids), inputs.sampled
+    step_inputs_kernel[(triton.cdiv(max(rows, count, len(sampled.ends)), BLOCK),)](
         inputs.ids,
         inputs.positions,
         inputs.places,
         inputs.num_computed_tokens,
-        inputs.ends,
         inputs.lengths,
+        sampled.slots,
+        sampled.ends,
+        sampled.tokens,
+        sampled.drafts,
         slots,
         cu_queries,
+        cu_places,
         state.tokens,
         state.known,
         state.computed,
@@ -124,6 +177,7 @@ def step_inputs(
         state.block_tables,
         rows,
         count,
+        len(sampled.ends),
         state.tokens.shape[1],
         state.block_tables.stride(0),
         dummy,

@@ -16,6 +16,7 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.speculation import draft_model
 
 __all__ = ["open_device"]
 
@@ -57,6 +58,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
     if settings.enable_lora and settings.tensor_parallel_size > 1:
         raise ConfigurationError("enable-lora does not work with a tensor-parallel-size above 1: leave one of them out")
+    if settings.device == "cuda" and draft_model(settings) is not None:
+        raise ConfigurationError("device cuda does not support a draft model: set spec-type to suffix, ngram or none")
     if settings.device == "cpu":
         return open_cpu(settings, folder)
     if settings.device == "cuda":

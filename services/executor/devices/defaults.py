@@ -26,6 +26,13 @@ CPU = Defaults(64, STEP_TOKENS, 0)
 GPU = Defaults(256, 8192, 512)
 """Steps of 512 tokens compute prompts at the full rate of an H200 (docs/gpu.md), and decodes wait for a step's end."""
 
+MAX_DRAFTS = 64
+"""Drafted tokens of a row, at most: as many as can be set."""
+STEP_DRAFTS = 128
+"""Drafted tokens of a step on a GPU, at most: the logits of each, of the whole vocabulary, are in memory at once."""
+DRAFTED_ROWS = 64
+"""Rows that sample beyond which nothing is drafted on a GPU: it waits while the host searches their texts."""
+
 
 def defaults_of(device: str) -> Defaults:
     """Returns the defaults of a device, by the setting of this name; sim:zero, which takes no time, is like a CPU."""

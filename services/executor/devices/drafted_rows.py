@@ -1,4 +1,4 @@
-"""The places of a step where rows with drafted tokens sample."""
+"""The places of a step where its rows sample: with drafted tokens, a row has several."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -23,10 +23,9 @@ class DraftedRows:
     """
 
     def __init__(self, batch: StepBatch) -> None:
-        assert batch.num_drafts is not None
         self.rows = batch.samples.nonzero()[0]
         self.slots, self.ends = batch.slots[self.rows], batch.ends[self.rows]
-        self.num_drafts = batch.num_drafts[self.rows]
+        self.num_drafts = np.zeros_like(self.rows) if batch.num_drafts is None else batch.num_drafts[self.rows]
         counts = self.num_drafts + 1
         self.first = counts.cumsum() - counts
         self.owners, offsets = rows_and_places(counts)
@@ -34,6 +33,19 @@ class DraftedRows:
         self.positions = self.ends[self.owners] + offsets
         self._token_ids = batch.token_ids
         self._num_rows = len(batch.slots)
+
+    @property
+    def indices(self) -> Int64:
+        """[P] index of each place, where each row that samples nothing counts as one place."""
+        counts = np.ones(self._num_rows, np.int64)
+        counts[self.rows] += self.num_drafts
+        return (counts.cumsum() - counts)[self.rows][self.owners] + self.positions - self.ends[self.owners]
+
+    def drafts(self, row: int) -> list[int]:
+        """Returns the drafted tokens of the row `rows[row]`."""
+        first = int(self.places[self.first[row]]) + 1
+        tokens: list[int] = self._token_ids[first : first + int(self.num_drafts[row])].tolist()
+        return tokens
 
     def agree(self, some: Int64, place: int, tokens: Int64) -> Int64:
         """Returns those of `some` [S] rows whose `tokens` [S], sampled at this place, are the drafted ones."""

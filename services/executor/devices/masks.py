@@ -1,5 +1,6 @@
 """Which tokens the grammars of sequences allow next: a bit per token, computed while the device runs the forward."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -40,8 +41,9 @@ class Masks:
         """Returns the grammar of a slot's sequence."""
         return self._grammars[slot]
 
-    def fill(self, slots: Int64) -> None:
-        """Computes the masks of the `slots` [R] that have a grammar. Releases the interpreter lock meanwhile."""
+    def fill(self, slots: Int64, *, drafted: bool = False) -> None:
+        """Computes the masks of the `slots` [R] that have a grammar, maybe beyond `drafted` tokens. Releases the
+        interpreter lock meanwhile."""
         rows, matchers = [], []
         for slot in slots.tolist():
             grammar = self._grammars[slot]
@@ -56,7 +58,25 @@ class Masks:
         if matchers:
             self._threads.unsafe_compute_mask_ptr(matchers, table.ctypes.data, table.strides[0], len(table))
         for slot, grammar in rows:
-            grammar.complete(table[slot])
+            grammar.complete(table[slot], drafted=drafted)
+
+    def along(self, slots: Int64, drafts: Sequence[Sequence[int]]) -> UInt32:
+        """Returns the masks [P, ceil(vocabulary / 32)] of the `slots` [R], which have a grammar: of each slot those
+        before its drafted tokens, one after the other, and behind the last of them."""
+        masks: list[list[UInt32]] = [[] for _ in drafts]
+        some = list(range(len(drafts)))
+        while some:
+            self.fill(slots[some], drafted=bool(masks[some[0]]))
+            for row in some:
+                masks[row].append(self.table[slots[row]].copy())
+            some = [row for row in some if len(masks[row]) <= len(drafts[row])]
+            for row in some:
+                if (grammar := self._grammars[slots[row]]) is not None:
+                    grammar.sampled(drafts[row][len(masks[row]) - 1])
+        for slot, tokens in zip(slots.tolist(), drafts, strict=True):
+            if tokens and (grammar := self._grammars[slot]) is not None:
+                grammar.undo(len(tokens))
+        return np.stack([mask for row in masks for mask in row])
 
     def forced(self, slots: Int64) -> dict[int, list[int]]:
         """Adds the tokens that must come next, and returns them by index in `slots` [R], where there are any."""

@@ -23,7 +23,7 @@ from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_par
 from pagewire.services.executor.devices.cpu.ranks.device import RankedCpuDevice
 from pagewire.services.executor.devices.cpu.ranks.followers import CpuFollowers
 from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
-from pagewire.services.executor.devices.defaults import slots_of
+from pagewire.services.executor.devices.defaults import MAX_DRAFTS, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import CausalLM
@@ -38,8 +38,9 @@ from pagewire.shared.settings.speculation import draft_model
 
 MAX_STEP_TOKENS = 4096
 """Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
-MAX_DRAFTS = 64
-"""Drafted tokens of a row on a CPU, where compiled kernels give each position the result that it has alone."""
+DRAFTED_ROWS = 24
+"""Rows that sample beyond which nothing is drafted: their step has no position left that costs less than a token
+brings, and measured times are not exact enough to find that out."""
 
 _log = structlog.get_logger()
 
@@ -153,7 +154,8 @@ class _Loaded:
             max_step_tokens=MAX_STEP_TOKENS,
             windows=self.windows,
             pool_bytes=blocks * self.block_bytes + (0 if draft is None else draft.capacity.pool_bytes),
-            max_drafts=MAX_DRAFTS if self.compiled else 0,
+            max_drafts=MAX_DRAFTS if self.compiled else 0,  # the others give a position another result
+            max_drafted_rows=DRAFTED_ROWS,
         )
         mode = LogprobsMode(settings.logprobs_mode)
         if followers is not None:

@@ -51,6 +51,12 @@ class Capacity:
     """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
     max_drafts: int = 0
     """Maximum drafted tokens that a row verifies; 0: the device verifies none."""
+    max_step_drafts: int = 0
+    """Maximum drafted tokens that a step verifies; 0: any number of `max_drafts` in each row."""
+    max_drafted_step: int = 0
+    """Maximum positions of a step with drafted tokens; 0: any number."""
+    max_drafted_rows: int = 0
+    """Number of rows that sample beyond which drafted tokens cannot pay."""
     max_row_tokens: int = 1
     """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
     slot is in no other step until then."""

@@ -95,17 +95,25 @@ class SequenceGrammar:
         self._new += tokens
         return tokens
 
+    def undo(self, count: int) -> None:
+        """Takes back the last `count` tokens, which `advance` has consumed."""
+        if self.matcher is not None:
+            self.matcher.rollback(count)
+        del self._output[len(self._output) - count :]
+
     def count_allowed(self, tokens: list[int]) -> int:
         """Returns how many of the `tokens`, from the first on, the grammar allows to follow."""
         matcher = self.advance()
         return 0 if matcher is None or matcher.is_error() else matcher.validate_tokens(tokens)
 
-    def complete(self, mask: UInt32) -> None:
-        """Completes the matcher's mask [ceil(vocabulary / 32)] in place."""
+    def complete(self, mask: UInt32, *, drafted: bool = False) -> None:
+        """Completes the matcher's mask [ceil(vocabulary / 32)] in place. A limit beyond `drafted` tokens, which may be
+        wrong, is no end."""
         if (self.matcher is None or self.matcher.is_error()) and not self._open_again(mask):
-            reason = "no matcher" if self.matcher is None else self.matcher.get_error()
-            _log.warning("grammar_failed", reason=reason, tokens=len(self._output))
-            self._on_limit()
+            if not drafted:
+                reason = "no matcher" if self.matcher is None else self.matcher.get_error()
+                _log.warning("grammar_failed", reason=reason, tokens=len(self._output))
+                self._on_limit()
             mask[:] = 0
         elif len(self._output) < self._min_tokens:
             others = mask.copy()

@@ -15,7 +15,7 @@ def choose(survivals: Sequence[Sequence[float]], sampling: int, seconds: Float64
     """Returns how many of its drafted tokens each row verifies.
 
     A step brings a token of each row that samples, and each drafted token with its chance. The likeliest ones are
-    verified, as many as make the ratio of tokens to time largest.
+    verified, as many as make the ratio of tokens to time largest, and no more than `seconds` has times for.
 
     Args:
         survivals: for each row, the chance of each drafted token that it is accepted; never growing.
@@ -29,7 +29,7 @@ def choose(survivals: Sequence[Sequence[float]], sampling: int, seconds: Float64
     chances = np.array([chance for row in survivals for chance in row])
     order = np.argsort(-chances, kind="stable")
     tokens = sampling + np.concatenate(([0.0], chances[order].cumsum()))
-    rates = tokens / seconds
+    rates = tokens[: len(seconds)] / seconds
     count = int(rates.argmax())
     if rates[count] < LEAST_GAIN * rates[0]:
         count = 0

@@ -34,7 +34,7 @@ def open_speculator(settings: Settings, device: Device) -> Speculator | None:
         )
     most = min(config.tokens, capacity.max_drafts)
     _log.info("speculation", method=config.method, tokens=most)
-    return Speculator(_drafter(config, device), most, capacity.max_num_seqs)
+    return Speculator(_drafter(config, device), most, capacity, ahead=device.depth > 1)
 
 
 def _drafter(config: SpeculativeConfig, device: Device) -> Drafter:

@@ -1,28 +1,32 @@
 """Drafts tokens for the rows of a step, as many as are likely to pay."""
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Float64, Int64
+from pagewire.services.executor.devices.protocol import Capacity, Float64, Int64
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.speculation.acceptance import Acceptance
 from pagewire.services.executor.speculation.draft_budget import LEAST_GAIN, choose
 from pagewire.services.executor.speculation.draft_model import MATCH_LENGTH
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
-from pagewire.services.executor.speculation.step_cost import StepCost
+from pagewire.services.executor.speculation.step_cost import MOST, StepCost
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 
 LEAST_SURVIVAL = 0.15
 """Chance below which a token is not drafted, however little a position seems to cost."""
-MOST_SAMPLING = 24
-"""Rows that sample beyond which nothing is drafted: on a CPU, their step has no position left that costs less than a
-token brings, and measured times are not exact enough to find that out."""
+HOST_SECONDS = 0.0005
+"""Time in which a device that runs ahead has no work before a step with drafts, beside that of finding these. It is an
+assumption."""
+PACE = 0.05
+"""Share by which the time of a search follows the last one."""
 LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
-"""Texts are searched only where so many drafted tokens would pay if this share of them were right."""
+"""Texts are searched only where so many drafted tokens would pay if this share of them were right; so many of each row
+where the device computes meanwhile."""
 
 
 class _Sequence(NamedTuple):
@@ -43,14 +47,18 @@ class Speculator:
         accepted_at: [most] the number `accepted`, by the place of the token in its draft.
     """
 
-    def __init__(self, drafter: Drafter, most: int, num_slots: int) -> None:
-        """`most` tokens are drafted for a row at a time."""
+    def __init__(self, drafter: Drafter, most: int, capacity: Capacity, *, ahead: bool = False) -> None:
+        """`most` tokens are drafted for a row at a time, on a device of this capacity. `ahead`: the device computes
+        while drafts are searched, and waits only where a step gets some."""
         self.cost = StepCost()
         self.drafted = self.accepted = self.drafts = 0
         self.accepted_at = [0] * most
         self._drafter = drafter
         self._most = most
-        self._acceptance = Acceptance(num_slots)
+        self._capacity = capacity
+        self._ahead = ahead
+        self._search = 0.0  # seconds of finding drafts for a row
+        self._acceptance = Acceptance(capacity.max_num_seqs)
         self._sequences: dict[int, _Sequence] = {}
         self._match_lengths: dict[int, int] = {}  # of the last draft of a slot
 
@@ -67,9 +75,24 @@ class Speculator:
         if self._sequences.pop(slot, None) is not None:
             self._drafter.end(slot, text)
 
-    def drafts_for(self, slot: int) -> bool:
-        """Returns whether the sequence of a slot may have drafts."""
-        return slot in self._sequences
+    def draft_rows(
+        self, slots: Int64, known: Int64, room: Int64, tokens: Int64, positions: int
+    ) -> Sequence[Sequence[int]]:
+        """Returns the tokens to verify behind each of a step's rows [R] that sample, in a step of so many `positions`.
+
+        The texts of the `slots` [R] are the first `known` [R] tokens of their rows of `tokens` [slots, N]; up to `room`
+        [R] tokens may be drafted.
+        """
+        drafts: list[Sequence[int]] = [()] * len(slots)
+        if not len(slots) or not self.pays(len(slots), positions):
+            return drafts
+        began = time.thread_time()
+        rows = [row for row, slot in enumerate(slots.tolist()) if room[row] > 0 and slot in self._sequences]
+        texts = [DraftRow(int(slots[row]), tokens[slots[row], : known[row]], int(room[row])) for row in rows]
+        for row, drafted in zip(rows, self.draft(texts, len(slots), positions) if texts else (), strict=True):
+            drafts[row] = drafted
+        self._search += PACE * ((time.thread_time() - began) / len(slots) - self._search)
+        return drafts
 
     def draft(self, rows: Sequence[DraftRow], sampling: int, positions: int) -> list[list[int]]:
         """Returns the tokens to verify behind each row, beside `sampling` rows that sample and `positions` in all."""
@@ -81,7 +104,8 @@ class Speculator:
         survivals = [self._likely(row.slot, draft) for row, draft in zip(rows, drafts, strict=True)]
         counts = [0] * len(rows)
         if any(survivals):
-            counts = choose(survivals, sampling, self._seconds(sampling, positions, sum(map(len, survivals))))
+            count = min(sum(map(len, survivals)), self._room(positions))
+            counts = choose(survivals, sampling, self._seconds(sampling, positions, count))
         for row, draft, count in zip(rows, drafts, counts, strict=True):
             self._match_lengths[row.slot] = draft.match_length
             if draft.tokens and not count:
@@ -105,16 +129,24 @@ class Speculator:
 
     def pays(self, sampling: int, positions: int) -> bool:
         """Returns whether drafts as likely to be right as any would be worth their positions."""
-        if sampling > MOST_SAMPLING:
+        if sampling > self._capacity.max_drafted_rows or self._room(positions) < 1:
             return False
-        seconds = self._seconds(sampling, positions, LIKELY_TOKENS)
-        return bool((sampling + LIKELY_TOKENS * MOST_SURVIVAL) * seconds[0] > sampling * seconds[-1])
+        likely = min(LIKELY_TOKENS * sampling, self._room(positions)) if self._ahead else LIKELY_TOKENS
+        seconds = self._seconds(sampling, positions, likely)
+        return bool((sampling + likely * MOST_SURVIVAL) * seconds[0] > sampling * seconds[-1])
+
+    def _room(self, positions: int) -> int:
+        """Returns how many drafted tokens a step of so many other positions can verify."""
+        rows, step = self._capacity.max_step_drafts, self._capacity.max_drafted_step
+        return min(rows or MOST, step - positions if step else MOST)
 
     def _seconds(self, sampling: int, positions: int, count: int) -> Float64:
         """Returns the time of the step with no drafted tokens, one, and so on up to `count`, but for its prompts: these
         take their time anyway, and a step that is long for their sake does not make drafts cheap."""
         seconds = self.cost.seconds(positions, count)
         times: Float64 = self.cost.seconds(min(sampling, positions), 0) + seconds - seconds[0]
+        if self._ahead:
+            times[1:] += HOST_SECONDS + self._search * sampling
         return times
 
     def _depth(self, rows: Sequence[DraftRow], sampling: int, positions: int) -> int:

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from pagewire.shared.sampling_parameters import Record, record
 from tests.support import waiting
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
+DRAFTING = replace(CAPACITY, max_drafted_rows=24)
+"""Of a device whose rows may have drafts."""
 PATIENCE = waiting.PATIENCE
 
 

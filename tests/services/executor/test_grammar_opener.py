@@ -143,6 +143,37 @@ def test_sampled_tokens_count_for_the_next_mask() -> None:
     masks.close()
 
 
+@pytest.mark.parametrize("text", ['start: "xb"', "start: /(x|b)+/"])
+def test_masks_along_a_draft_are_those_of_its_tokens_one_by_one_and_change_nothing(text: str) -> None:
+    masks, plain = opened(text), opened(text)
+    x, b = LIBRARY.encode("x").ids[0], LIBRARY.encode("b").ids[0]
+    along = masks.along(np.array([2]), [[x, b]])
+    grammar = plain.of(2)
+    assert grammar is not None
+    for mask, token in zip(along, (x, b, b), strict=True):
+        allowed(plain, 2)
+        assert mask.tolist() == plain.table[2].tolist()
+        grammar.sampled(token)
+    assert allowed(masks, 2) == allowed(opened(text), 2)
+    assert masks.along(np.array([2]), [[]]).tolist() == [along[0].tolist()]
+
+
+def test_a_limit_beyond_a_draft_ends_nothing() -> None:
+    """The draft is one that the grammar forbids, which is as if it failed."""
+    limits: list[str] = []
+    masks = opened('start: "xb"')
+    grammar = masks.of(2)
+    assert grammar is not None
+    grammar._on_limit = lambda: limits.append("limit")
+    (b,) = LIBRARY.encode("b").ids
+    grammar.sampled(b)
+    grammar.advance()
+    grammar.complete(masks.table[2], drafted=True)
+    assert (limits, masks.table[2].any()) == ([], False)
+    grammar.complete(masks.table[2])
+    assert limits == ["limit"]
+
+
 FORCING = [
     '{"grammars": [{"json_schema": {"type": "object", "properties": {"colour": {"enum": ["red", "redder"]},'
     ' "the_number": {"type": "integer"}}, "required": ["colour", "the_number"], "x-guidance":'

@@ -1,5 +1,7 @@
 """Rows with drafted tokens: where they may be, and what counts as computed afterwards."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 
@@ -11,16 +13,19 @@ from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import record
-from tests.services.executor.fakes import CAPACITY, add, plan, sampling
+from tests.services.executor.fakes import DRAFTING, add, plan, sampling
 from tests.support.drafters import Scripted
 
 
-def drafting(*added: AddSlot, draft: list[int]) -> SlotTable:
-    """A table whose rows all get this draft, as far as there is room, and whose sequences have their first token."""
-    speculator = Speculator(Scripted(lambda _text, _most: draft), 8, CAPACITY.max_num_seqs)
+def drafting(
+    *added: AddSlot, draft: Sequence[int] = (), guess: Callable[[list[int], int], list[int]] | None = None
+) -> SlotTable:
+    """A table whose rows all get this draft, or the guess for their text, as far as there is room, and whose sequences
+    have their first token."""
+    speculator = Speculator(Scripted(guess or (lambda _text, _most: [*draft])), 8, DRAFTING)
     speculator.cost.observe(1, 1.0)
     speculator.cost.observe(200, 1.0)  # positions are free
-    table = SlotTable(CAPACITY, speculator)
+    table = SlotTable(DRAFTING, speculator)
     table.apply(plan(1, *added))
     for each in added:
         speculator.begin(each.slot, NewSequence(record(), each.prompt_tokens), unpack(each.sampling.stop_ids), None)
@@ -77,10 +82,46 @@ def test_a_sequence_ends_at_its_stop_id_among_right_drafts() -> None:
 def test_a_prompt_in_progress_has_no_drafts() -> None:
     table = drafting(add(0, 1, range(9), [0, 1, 2, 3]), draft=[7])
     table.apply(plan(2, budget=4))
-    assert drafts(launched(table)) == []
-    assert drafts(launched(table)) == []
+    for _ in range(2):
+        step = launched(table)
+        assert drafts(step) == []
+        table.record(step, np.array([-1]))
     step = launched(table)
     assert (step.batch.token_ids.tolist(), drafts(step)) == ([8, 7], [1])
+
+
+def test_nothing_is_launched_beside_a_step_with_drafts() -> None:
+    table = drafting(add(0, 1, [3], [0, 1, 2]), add(1, 2, range(5), [3, 4, 5]), draft=[7])
+    table.apply(plan(2, budget=2))
+    step = launched(table)
+    assert drafts(step) == [1, 0]
+    assert table.launch() is None, "the prompt could go on"
+    table.record(step, np.array([30]), np.array([1, 0]))
+    assert table.launch() is not None
+
+
+def test_a_step_waits_for_the_tokens_in_flight_where_drafts_are_likely_behind_them() -> None:
+    """Drafts are found by the text without those tokens, and follow the text with them."""
+    begins: dict[int, list[int]] = {1: [], 3: [9, 9], 4: [9, 9]}
+    table = drafting(add(0, 1, [3], [0, 1, 2]), guess=lambda text, _most: begins.get(len(text), []))
+    first = launched(table)
+    second = launched(table)
+    assert (drafts(first), drafts(second)) == ([], []), "nothing is likely: both are in flight"
+    table.record(first, np.array([30]))
+    table.record(second, np.array([31]))
+    third = launched(table)
+    assert (third.batch.token_ids.tolist(), drafts(third)) == ([31, 9, 9], [2])
+    table.record(third, np.array([40]), np.array([1]))
+    fourth = launched(table)
+    assert (fourth.batch.token_ids.tolist(), drafts(fourth)) == ([40, 9, 9], [2])
+    table.record(fourth, np.array([9, 41]), np.array([2]))
+    begins |= {7: [9]}
+    fifth = launched(table)
+    assert drafts(fifth) == []
+    begins |= {6: [9]}
+    assert table.launch() is None, "the text without the token in flight goes on"
+    table.record(fifth, np.array([42]))
+    assert drafts(launched(table)) == [1]
 
 
 def test_forced_tokens_that_agree_with_drafts_are_computed() -> None:

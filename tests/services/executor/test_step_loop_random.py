@@ -25,7 +25,7 @@ from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.executor.fakes import CAPACITY, FakeDevice, FakePending, add, plan, sampling, token_at
+from tests.services.executor.fakes import CAPACITY, DRAFTING, FakeDevice, FakePending, add, plan, sampling, token_at
 from tests.support.drafters import drafting, guessing
 
 BLOCK = CAPACITY.block_size
@@ -285,6 +285,7 @@ texts = st.lists(
         (1, 1, True, "none"),
         (2, 1, True, "none"),
         (1, 1, False, "guesses"),
+        (2, 1, False, "guesses"),
         (1, 1, False, "model"),
     ],
 )
@@ -301,7 +302,7 @@ def test_every_sequence_gets_its_tokens_however_deep_the_queue(
     if drafts == "model":
         drafter = DraftModel(small, CAPACITY.vocab_size)
     with drafting(drafter):
-        speculator = None if drafts == "none" else Speculator(drafter, 4, CAPACITY.max_num_seqs)
+        speculator = None if drafts == "none" else Speculator(drafter, 4, DRAFTING)
         loop = StepLoop(device, scheduler, scheduler.emit, speculator=speculator)
         loop.run()
     assert all(text.finish or text.over for text in texts)

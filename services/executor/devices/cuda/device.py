@@ -12,6 +12,7 @@ from pagewire.services.executor.devices.candidates import reduce_candidates
 from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.attention.step_attention import AttentionBackend
 from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
+from pagewire.services.executor.devices.cuda.drafted_tokens import DraftedTokens
 from pagewire.services.executor.devices.cuda.graph_sizes import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.output_ring import (
@@ -27,9 +28,10 @@ from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
+from pagewire.services.executor.devices.drafted_rows import DraftedRows
 from pagewire.services.executor.devices.logit_filters import processed_logits
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
-from pagewire.services.executor.devices.masks import Masks
+from pagewire.services.executor.devices.masks import Masks, UInt32
 from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Device, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.models.model import CausalLM
@@ -52,6 +54,10 @@ class CudaDevice(Device):
     blocks, sampling parameters and prompts. Sampled tokens are read from the table and not from the batch, so the next
     step can be launched before the host knows them. Only if a row has a grammar, the host waits for the previous step
     once it has enqueued the forward, and finds out meanwhile which tokens are allowed next.
+
+    A step with drafted tokens samples at all of their places at once, and the device keeps the tokens up to the first
+    that is not the drafted one. The host knows how many only when it has the step's tokens: its slots are in no other
+    step until then.
 
     If such a token ended the sequence, the row is dead and writes to the dummy block. If the slot has more than
     `CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
@@ -84,7 +90,7 @@ class CudaDevice(Device):
         `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
         `max_tokens` tokens.
         """
-        slots = capacity.max_num_seqs
+        slots, places = capacity.max_num_seqs, capacity.max_num_seqs + capacity.max_step_drafts
         self.capacity = capacity
         self.adapters = self._updates = adapters
         self._model = model
@@ -92,12 +98,12 @@ class CudaDevice(Device):
         self._runtime = runtime
         self._tables = GpuSlots(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
-        self._memory = StepMemory(slots, capacity.vocab_size, runtime.device)
-        self._outputs = OutputRing(runtime, DEPTH, slots, check_tokens)
+        self._memory = StepMemory(slots, places, capacity.vocab_size, runtime.device)
+        self._outputs = OutputRing(runtime, DEPTH, places, check_tokens)
         self._backend = backend(pool, capacity, runtime)
-        self._buckets: Buckets | OneShape = Buckets(slots, max_tokens, mixed=self._backend.captures_mixed)
+        self._buckets: Buckets | OneShape = Buckets(slots, max_tokens, places, mixed=self._backend.captures_mixed)
         if batch_invariant:
-            self._buckets = OneShape(slots, max_tokens)
+            self._buckets = OneShape(slots, max_tokens, places)
         self._forwards: dict[Bucket, tuple[Forward, Callable[[], None]]] = {}
         self._samplers: dict[int, tuple[Sampler, Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
@@ -107,8 +113,8 @@ class CudaDevice(Device):
         self._records: Record = np.zeros(slots, RECORD)
         self._edited: Bool = np.zeros(slots, np.bool_)
         self._masks = masks or Masks(capacity, MASK_THREADS)
-        self._unseen: tuple[PendingCopy, list[tuple[int, SequenceGrammar]]] | None = None
-        """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
+        self._unseen: PendingCopy | None = None
+        """The last step with rows that have a grammar, whose tokens the grammars may not know yet."""
 
     @property
     @override
@@ -123,7 +129,7 @@ class CudaDevice(Device):
         forwards = [self._new_forward(bucket, captured=True) for bucket in buckets]
         for forward in forwards:
             forward.plan(NO_ROWS)
-        samplers = [self._sampler(rows)[0] for rows in sizes]
+        samplers = [self._sampler(places)[0] for places in sizes]
         graphs = self._runtime.capture([*(forward.run for forward in forwards), *(sampler.run for sampler in samplers)])
         runs, more = graphs[: len(forwards)], graphs[len(forwards) :]
         self._forwards = dict(zip(buckets, zip(forwards, runs, strict=True), strict=True))
@@ -173,47 +179,60 @@ class CudaDevice(Device):
         places, values = _last_writes(self._changes)
         self._changes.clear()
         began = self._runtime.mark()
-        self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
+        self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values, batch.num_drafts)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         forward, run_forward = self._forward(bucket)
         forward.plan(batch)
         if self._updates is not None:
             self._updates.begin(batch, bucket.tokens)
         run_forward()
+        rows = None if batch.num_drafts is None else DraftedRows(batch)
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
+        grammars: dict[int, SequenceGrammar] = {}
         forced: dict[int, list[int]] = {}
-        if len(masked):
-            forced_texts = self._send_masks(batch.slots[masked])
-            # The row samples the first of them: its mask allows no other.
-            forced = {int(masked[index]): tokens[1:] for index, tokens in forced_texts.items() if tokens[1:]}
-        sampler, run_sampler = self._sampler(self._buckets.rows(len(batch.slots)))
+        if len(masked) and rows is not None:
+            self._send_draft_masks(rows)
+        elif len(masked):
+            grammars, forced = self._send_masks(batch.slots, masked)
+        count = len(batch.slots) + (0 if rows is None else int(rows.num_drafts.sum()))
+        sampler, run_sampler = self._sampler(self._buckets.places(count))
         run_sampler()
         reports = self._reports(forward, sampler, batch)
-        pending = self._outputs.send(sampler.tokens[: len(batch.slots)], began, reports, forced)
+        drafted = None if rows is None else DraftedTokens(rows, self._masks)
+        pending = self._outputs.send(sampler.tokens[:count], began, reports, forced, drafted)
         if len(masked):
-            rows = [row for index, row in enumerate(masked.tolist()) if index not in forced_texts]
-            grammars = [(row, self._masks.of(batch.slots[row])) for row in rows]
-            self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
+            pending.tell(grammars)
+            self._unseen = pending
         return pending
 
-    def _send_masks(self, slots: Int64) -> dict[int, list[int]]:
-        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight.
+    def _send_masks(self, slots: Int64, rows: Int64) -> tuple[dict[int, SequenceGrammar], dict[int, list[int]]]:
+        """Enqueues what the grammars of the `rows` of a step with these `slots` allow next, after the tokens of the
+        steps in flight.
 
-        Returns the tokens that must come next: see `Masks.forced`.
+        Returns by row the grammars that must follow the token that the row samples, and what a grammar forces behind
+        it. Where it forces tokens, the row samples the first of them, as its mask allows no other.
         """
         if self._unseen is not None:
-            pending, rows = self._unseen
-            tokens = pending.tokens()
-            for row, grammar in rows:
-                if tokens[row] >= 0:
-                    grammar.sampled(int(tokens[row]))
-        self._masks.fill(slots)
-        forced = self._masks.forced(slots)
-        masks = self._masks.table[slots].view(np.int32)
+            self._unseen.tokens()
+        self._masks.fill(slots[rows])
+        forced = {int(rows[index]): tokens for index, tokens in self._masks.forced(slots[rows]).items()}
+        self._allow(rows, self._masks.table[slots[rows]])
+        grammars = {row: self._masks.of(slots[row]) for row in rows.tolist() if row not in forced}
+        follow = {row: grammar for row, grammar in grammars.items() if grammar is not None}
+        return follow, {row: tokens[1:] for row, tokens in forced.items() if tokens[1:]}
+
+    def _send_draft_masks(self, rows: DraftedRows) -> None:
+        """Enqueues what the grammars of the rows of a step with drafts allow at each place."""
+        structured = np.flatnonzero(self._masks.active[rows.slots])
+        places = rows.indices[np.isin(rows.owners, structured)]
+        drafts = [rows.drafts(row) for row in structured.tolist()]
+        self._allow(places, self._masks.along(rows.slots[structured], drafts))
+
+    def _allow(self, places: Int64, masks: UInt32) -> None:
+        """Enqueues the `masks` [M, ceil(vocabulary / 32)] of the tokens allowed at `places` [M]."""
         pinned = self._runtime.pinned(*masks.shape)
-        pinned.numpy()[:] = masks
-        self._tables.allow(self._on_device(slots).long(), pinned.to(self._runtime.device, non_blocking=True))
-        return forced
+        pinned.numpy()[:] = masks.view(np.int32)
+        self._memory.allow(self._on_device(places).long(), pinned.to(self._runtime.device, non_blocking=True))
 
     @override
     def close(self) -> None:
@@ -229,33 +248,36 @@ class CudaDevice(Device):
         records = self._records[batch.slots]
         if not (records["num_logprobs"].any() or records["num_candidates"].any() or batch.next_ids is not None):
             return NOTHING
+        rows = DraftedRows(batch)
         return Reports(
-            self._sampled_reports(forward, sampler, batch),
+            self._sampled_reports(forward, sampler, rows),
             self._prompt_reports(forward, batch),
-            self._candidate_reports(sampler, batch),
+            self._candidate_reports(sampler, rows),
         )
 
-    def _candidate_reports(self, sampler: Sampler, batch: StepBatch) -> list[Report]:
-        """Enqueues the candidates of the rows that report some, by their edited logits."""
-        counts: Int64 = self._records["num_candidates"][batch.slots]
-        rows = np.flatnonzero(batch.samples & (counts > 0))
-        if not len(rows):
+    def _candidate_reports(self, sampler: Sampler, rows: DraftedRows) -> list[Report]:
+        """Enqueues the candidates of the rows that report some, by their edited logits. They have no drafts."""
+        counts: Int64 = self._records["num_candidates"][rows.slots]
+        some = np.flatnonzero(counts)
+        if not len(some):
             return []
-        logits = sampler.logits.index_select(0, self._on_device(rows))
-        return [Report(rows, batch.ends[rows], counts[rows], reduce_candidates(logits, int(counts[rows].max())))]
+        places, counts = rows.indices[rows.first[some]], counts[some]
+        logits = sampler.logits.index_select(0, self._on_device(places))
+        reduced = reduce_candidates(logits, int(counts.max()))
+        return [Report(rows.rows[some], places, rows.ends[some], counts, reduced)]
 
-    def _sampled_reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> list[Report]:
-        """Enqueues what is reported of the sampled tokens."""
-        rows = np.flatnonzero(batch.samples & (self._records["num_logprobs"][batch.slots] > 0))
-        if not len(rows):
+    def _sampled_reports(self, forward: Forward, sampler: Sampler, rows: DraftedRows) -> list[Report]:
+        """Enqueues what is reported of the sampled tokens, at all places of each row."""
+        slots = rows.slots[rows.owners]
+        some = np.flatnonzero(self._records["num_logprobs"][slots])
+        if not len(some):
             return []
-        slots, positions, mode = batch.slots[rows], batch.ends[rows], self._mode
+        slots, positions, places, mode = slots[some], rows.positions[some], rows.indices[some], self._mode
         records = self._records[slots]
-        index = self._on_device(rows)
+        index = self._on_device(places)
         edited = bool(self._edited[slots].any() or (positions < records["min_length"]).any())
         if edited and not mode.processed:
-            last = self._on_device(batch.query_lens.cumsum()[rows] - 1)
-            logits = self._model.logits(forward.hidden.index_select(0, last))
+            logits = self._model.logits(forward.hidden.index_select(0, self._on_device(rows.places[some])))
         else:
             logits = sampler.logits.index_select(0, index)
         if mode.processed:
@@ -263,7 +285,7 @@ class CudaDevice(Device):
         counts: Int64 = records["num_logprobs"]
         tokens = sampler.tokens.index_select(0, index).long()
         reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)
-        return [Report(rows, positions, counts, reduced)]
+        return [Report(rows.rows[rows.owners[some]], places, positions, counts, reduced)]
 
     def _prompt_reports(self, forward: Forward, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of prompts."""
@@ -273,7 +295,7 @@ class CudaDevice(Device):
         ):
             logits = self._model.logits(forward.hidden.index_select(0, self._on_device(places)))
             reduced = reduce_logprobs(logits, self._on_device(ids).long(), int(counts.max()))
-            reports.append(Report(rows, positions, counts, reduced))
+            reports.append(Report(rows, places, positions, counts, reduced))
         return reports
 
     def _on_device(self, numbers: Int64) -> torch.Tensor:
@@ -292,22 +314,23 @@ class CudaDevice(Device):
     def _new_forward(self, bucket: Bucket, *, captured: bool) -> Forward:
         return Forward(self._model, self._backend, self._tables, self._columns, self._memory, bucket, captured=captured)
 
-    def _sampler(self, rows: int) -> tuple[Sampler, Callable[[], None]]:
+    def _sampler(self, places: int) -> tuple[Sampler, Callable[[], None]]:
         """Returns the second part of a step, and what runs it: its graph, or its kernels one by one."""
-        if rows in self._samplers:
-            return self._samplers[rows]
-        sampler = Sampler(self._model, self._tables, self._columns, self._memory, rows)
+        if places in self._samplers:
+            return self._samplers[places]
+        sampler = Sampler(self._model, self._tables, self._columns, self._memory, places)
         return sampler, sampler.run
 
     def _add_new_tokens(self, batch: StepBatch) -> None:
         """Adds to the changes the tokens that the device lacks, and the state of their rows."""
-        slots, ends, positions = batch.slots, batch.ends, batch.positions
+        slots, positions = batch.slots, batch.positions
+        lengths = batch.num_computed_tokens + batch.query_lens
         held = self._held[slots]
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
-        rows = held < ends
+        rows = held < lengths
         changed, first, tables = slots[rows], slots[held == 0], self._tables
-        known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes, so that the row samples none
+        known = np.where(batch.samples, lengths, lengths + 1)[rows]  # one more than it computes: the row samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
             (tables.places("known", changed), known.astype(np.int32)),
@@ -315,7 +338,7 @@ class CudaDevice(Device):
             # Only with its first tokens: a sequence that has ended on the device stays dead.
             (tables.places("alive", first), np.ones(len(first), np.int32)),
         ]
-        self._held[slots] = np.maximum(held, ends + batch.samples)
+        self._held[slots] = np.maximum(held, batch.ends + batch.samples)
 
 
 def _last_writes(changes: Sequence[tuple[Int64, Int32]]) -> tuple[Int64, Int32]:

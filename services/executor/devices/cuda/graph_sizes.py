@@ -36,7 +36,9 @@ def mixed_sizes(max_tokens: int) -> list[int]:
 class OneShape:
     """A single shape for every step, so that the result for a row does not depend on the other rows."""
 
-    def __init__(self, max_num_seqs: int, max_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_tokens: int, places: int) -> None:
+        """A step samples at up to `places` places."""
+        self._places = min(places, max_tokens)
         self._bucket = Bucket(min(max_num_seqs, max_tokens), max_tokens, decode=False, split=False)
 
     @property
@@ -46,12 +48,12 @@ class OneShape:
 
     @property
     def sampled(self) -> list[int]:
-        """The rows for which sampling is captured."""
-        return [bucket.rows for bucket in self.captured]
+        """The places for which sampling is captured."""
+        return [self._places for _ in self.captured]
 
-    def rows(self, _rows: int) -> int:
-        """Returns the rows for which every step makes logits."""
-        return self._bucket.rows
+    def places(self, _places: int) -> int:
+        """Returns the places for which every step makes logits."""
+        return self._places
 
     def choose(self, _rows: int, tokens: int) -> Bucket:
         """Returns the bucket of a step.
@@ -70,10 +72,12 @@ class OneShape:
 class Buckets:
     """The captured shapes of a device with `max_num_seqs` slots. Most steps have up to `max_tokens` tokens."""
 
-    def __init__(self, max_num_seqs: int, max_tokens: int, *, mixed: bool = True) -> None:
-        """`mixed`: whether steps with rows of several tokens are captured too."""
+    def __init__(self, max_num_seqs: int, max_tokens: int, places: int, *, mixed: bool = True) -> None:
+        """A step samples at up to `places` places. `mixed`: whether steps with rows of several tokens are captured
+        too."""
         self._most_rows = max_num_seqs
         self._decode = decode_sizes(max_num_seqs)
+        self._places = sorted({*self._decode, *decode_sizes(places)})
         self._mixed = mixed_sizes(max_tokens) if mixed else []
 
     @property
@@ -84,17 +88,17 @@ class Buckets:
 
     @property
     def sampled(self) -> list[int]:
-        """The rows for which sampling is captured, the most first."""
-        return self._decode[::-1]
+        """The places for which sampling is captured, the most first."""
+        return self._places[::-1]
 
-    def rows(self, rows: int) -> int:
-        """Returns the rows for which a step of `rows` rows makes logits, of whatever bucket it is."""
-        return self._decode[bisect_left(self._decode, rows)]
+    def places(self, places: int) -> int:
+        """Returns the places for which a step of so many `places` makes logits, of whatever bucket it is."""
+        return self._places[bisect_left(self._places, places)]
 
     def choose(self, rows: int, tokens: int) -> Bucket:
         """Returns the bucket of a step; a step larger than all captured ones gets a bucket of exactly its tokens."""
         if rows == tokens:
-            size = self.rows(rows)
+            size = self._decode[bisect_left(self._decode, rows)]
             return Bucket(size, size, decode=True)
         place = bisect_left(self._mixed, tokens)
         return self._with(self._mixed[place] if place < len(self._mixed) else tokens)

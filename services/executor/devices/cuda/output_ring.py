@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.devices.candidates import unpack_candidates
+from pagewire.services.executor.devices.cuda.drafted_tokens import DraftedTokens
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
 from pagewire.services.executor.devices.logprobs import join_logprobs, unpack_logprobs
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 
 CheckTokens = Callable[[Int64], None]
 """Is called with the tokens [R] of each step when they have arrived, in order. Raises DeviceLost if they are wrong."""
@@ -23,6 +25,8 @@ class Report(NamedTuple):
 
     rows: Int64
     """[M] row in the batch of each token."""
+    places: Int64
+    """[M] place of the step that has sampled each token; of a prompt's token, nothing."""
     positions: Int64
     """[M] position of each token in its sequence."""
     counts: Int64
@@ -48,9 +52,6 @@ NOTHING = Reports()
 class PendingCopy:
     """A launched step, as the protocol `PendingStep` describes it."""
 
-    token_counts = None
-    """Each row samples one token at most."""
-
     def __init__(
         self,
         ring: "OutputRing",
@@ -60,6 +61,7 @@ class PendingCopy:
         arrived: Moment,
         reports: Reports,
         forced: Mapping[int, Sequence[int]],
+        drafted: DraftedTokens | None,
     ) -> None:
         """`reports` are in pinned memory, to which they are copied before `arrived`."""
         self._ring = ring
@@ -67,13 +69,20 @@ class PendingCopy:
         self._ids: Int64 | None = None
         self._began, self._ended, self._arrived = began, ended, arrived
         self._reports = reports
+        self._drafted = drafted
+        self._grammars: Mapping[int, SequenceGrammar] = {}
         self.forced = forced
+        self.token_counts: Int64 | None = None
         self.candidates: Candidates | None = None
         self.logprobs: Logprobs | None = None
         self.prompt_logprobs: Logprobs | None = None
 
+    def tell(self, grammars: Mapping[int, SequenceGrammar]) -> None:
+        """Has `grammars`, by row of a step without drafts, follow the tokens as soon as they are known."""
+        self._grammars = grammars
+
     def tokens(self) -> Int64:
-        """Waits until the step has ended and returns what `wait` returns, before or after `wait`.
+        """Waits until the step has ended and returns the token of each of its places, before or after `wait`.
 
         Raises:
             DeviceLost: the tokens are wrong.
@@ -83,19 +92,25 @@ class PendingCopy:
             ids = self._tokens.numpy().astype(np.int64)
             self._ring.check_tokens(ids)
             self._ids = ids
+            for row, grammar in self._grammars.items():
+                if ids[row] >= 0:
+                    grammar.sampled(int(ids[row]))
         return self._ids
 
     def wait(self) -> Int64:
-        """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
+        """Waits until the step has ended and returns its tokens.
 
         Raises:
             RuntimeError: an earlier step was not waited for yet, or this one was already.
         """
         self._ring.finish(self)
         tokens = self.tokens()
+        kept = tokens >= 0
+        if self._drafted is not None:
+            tokens, self.token_counts, kept = self._drafted.read(tokens)
         self._ring.busy += self._ended.seconds_since(self._began)
         sampled, prompts, candidates = self._reports
-        self.logprobs = join_logprobs([_logprobs(report, tokens[report.rows] >= 0) for report in sampled])
+        self.logprobs = join_logprobs([_logprobs(report, kept[report.places]) for report in sampled])
         self.prompt_logprobs = join_logprobs([_logprobs(report) for report in prompts])
         for report in candidates:
             self.candidates = unpack_candidates(report.reduced.numpy(), report.rows, report.counts)
@@ -108,19 +123,19 @@ def _logprobs(report: Report, kept: Bool | slice = slice(None)) -> Logprobs:
 
 
 class OutputRing:
-    """Buffers for the ids of `depth` steps of up to `rows` rows, on the device and in pinned memory.
+    """Buffers for the ids of `depth` steps of up to `places` places, on the device and in pinned memory.
 
     Attributes:
         busy: seconds on the device of all steps that were waited for.
         check_tokens: checks the tokens of each step.
     """
 
-    def __init__(self, runtime: Runtime, depth: int, rows: int, check_tokens: CheckTokens | None = None) -> None:
+    def __init__(self, runtime: Runtime, depth: int, places: int, check_tokens: CheckTokens | None = None) -> None:
         self.busy = 0.0
         self.check_tokens = check_tokens or (lambda _: None)
         self._runtime = runtime
-        self._device = torch.zeros(depth, rows, dtype=torch.int32, device=runtime.device)
-        self._host = runtime.pinned(depth, rows)
+        self._device = torch.zeros(depth, places, dtype=torch.int32, device=runtime.device)
+        self._host = runtime.pinned(depth, places)
         self._pending: deque[PendingCopy] = deque()
         self._next = 0
 
@@ -130,25 +145,27 @@ class OutputRing:
         began: Moment,
         reports: Reports = NOTHING,
         forced: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        drafted: DraftedTokens | None = None,
     ) -> PendingCopy:
-        """Enqueues the copy of `tokens` int32 [R] and of `reports` to the host, for the step enqueued after `began`.
+        """Enqueues the copy of `tokens` int32 [P] and of `reports` to the host, for the step enqueued after `began`.
 
-        `forced` is on the host already: see `PendingStep.forced`.
+        `forced` is on the host already: see `PendingStep.forced`. `drafted` reads the tokens of a step with drafts.
 
         Raises:
             RuntimeError: `depth` steps are in flight.
         """
         if len(self._pending) == len(self._host):
             raise RuntimeError(f"{len(self._pending)} steps are in flight: wait for the oldest first")
-        index, rows = self._next, len(tokens)
-        kept = self._device[index, :rows]
+        index, places = self._next, len(tokens)
+        kept = self._device[index, :places]
         kept.copy_(tokens)  # the next step overwrites `tokens`
         ended = self._runtime.mark()
         # Copies follow each other, so that the last one, of the tokens, says that all have arrived.
         copied = Reports(*([self._copy(report) for report in some] for some in reports))
-        arrived = self._runtime.copy_out(kept, self._host[index, :rows])
+        arrived = self._runtime.copy_out(kept, self._host[index, :places])
         self._next = (index + 1) % len(self._host)
-        self._pending.append(PendingCopy(self, self._host[index, :rows], began, ended, arrived, copied, forced))
+        host = self._host[index, :places]
+        self._pending.append(PendingCopy(self, host, began, ended, arrived, copied, forced, drafted))
         return self._pending[-1]
 
     def _copy(self, report: Report) -> Report:

@@ -17,7 +17,7 @@ from pagewire.services.executor.devices.cuda.attention.step_attention import Att
 from pagewire.services.executor.devices.cuda.attention.triton_backend import TritonBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
-from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
+from pagewire.services.executor.devices.cuda.graph_sizes import LARGEST, Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.machine import capability
 from pagewire.services.executor.devices.cuda.output_ring import CheckTokens
@@ -26,7 +26,7 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
-from pagewire.services.executor.devices.defaults import GPU, slots_of
+from pagewire.services.executor.devices.defaults import DRAFTED_ROWS, GPU, MAX_DRAFTS, STEP_DRAFTS, slots_of
 from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.masks import Masks
@@ -38,6 +38,7 @@ from pagewire.services.executor.models.shard import ALONE, Collectives, Shard
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import max_model_len
 from pagewire.shared.settings.config import Settings, uses_flashinfer
+from pagewire.shared.settings.speculation import speculation
 
 FP8 = torch.float8_e4m3fn
 FP8_SINCE = (8, 9)
@@ -164,7 +165,7 @@ class CudaPart:
         return device
 
     def _sizes(self, blocks: int, slots: int) -> Capacity:
-        spec = self.model.spec
+        spec, drafts = self.model.spec, speculation(self.settings) is not None
         return Capacity(
             num_blocks=blocks,
             block_size=self.settings.block_size,
@@ -175,6 +176,11 @@ class CudaPart:
             step_tokens=self.tokens,
             mixed_prompt_tokens=GPU.mixed_prompt_tokens,
             windows=spec.groups.windows,
+            max_drafts=MAX_DRAFTS if drafts else 0,
+            # The one shape of all steps is the same with drafts and without.
+            max_step_drafts=STEP_DRAFTS if drafts or self.settings.batch_invariant else 0,
+            max_drafted_step=min(self.tokens, LARGEST),
+            max_drafted_rows=DRAFTED_ROWS,
         )
 
     def _pool(self, capacity: Capacity) -> KVPool:
@@ -187,9 +193,10 @@ class CudaPart:
         backend = BACKENDS[self.settings.attention_backend](self._pool(empty), empty, runtime)
         tokens = min(self.tokens, slots * self.length)  # more positions than the slots have are in no step
         tables, columns = GpuSlots(empty, runtime.device), StepColumns(runtime, slots, depth=1)
-        memory = StepMemory(slots, empty.vocab_size, runtime.device)
+        places = slots + empty.max_step_drafts
+        memory = StepMemory(slots, places, empty.vocab_size, runtime.device)
         forward = Forward(model, backend, tables, columns, memory, Bucket(min(slots, tokens), tokens, decode=False))
         forward.plan(NO_ROWS)
         forward.run()
-        Sampler(model, tables, columns, memory, slots).run()
+        Sampler(model, tables, columns, memory, places).run()
         torch.cuda.synchronize()

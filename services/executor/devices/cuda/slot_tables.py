@@ -12,6 +12,7 @@ from pagewire.kernels.triton.sampling.sampling_columns import (
     BIASED,
     CHECKED_STOP_IDS,
     COLUMNS,
+    GRAMMAR,
     MAX_BAD_WORD_IDS,
     MAX_BAD_WORDS,
     MAX_BIASES,
@@ -110,10 +111,6 @@ class GpuSlots:
         owners = np.repeat(slots, columns.shape[1])
         return self.places("block_tables", owners, columns.ravel()), np.array(blocks, np.int32)
 
-    def allow(self, slots: Tensor, masks: Tensor) -> None:
-        """Enqueues the `masks` int32 [R, ceil(vocabulary / 32)] of the allowed tokens of `slots` int64 [R]."""
-        self.sampling.allowed.index_copy_(0, slots, masks)
-
     def row(self, name: str, slot: int, values: Int32) -> tuple[Int64, Int32]:
         """Returns the places and values that write `values` to the start of a slot's row."""
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
@@ -144,7 +141,7 @@ class GpuSlots:
             return [self.row("edits", slot, np.zeros(1, np.int32))]
         kinds, changes = 0, [self.row("num_prompt_tokens", slot, np.array([edits.num_prompt_tokens], np.int32))]
         if edits.grammar is not None:
-            kinds |= ALLOWED  # the mask comes with each step
+            kinds |= GRAMMAR  # the mask comes with each step
         elif len(edits.allowed_ids):
             kinds |= ALLOWED
             changes.append(self.row("allowed", slot, bits_of(edits.allowed_ids, self._vocab_size).view(np.int32)))

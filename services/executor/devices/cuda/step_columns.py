@@ -19,30 +19,46 @@ class StepColumns:
 
     Attributes:
         cu_queries: int32 [max_num_seqs + 1], index of each row's first token.
+        cu_places: int32 [max_num_seqs + 1], index of each row's first place: see `SampledPlaces`.
         slots: int32 [max_num_seqs], the slot of each row.
     """
 
     def __init__(self, runtime: Runtime, max_num_seqs: int, depth: int) -> None:
         """`depth`: copies that can be in flight before the host must wait for one."""
-        self._slots_from = _ALIGNED + _aligned(max_num_seqs + 1)
+        self._places_from = _ALIGNED + _aligned(max_num_seqs + 1)
+        self._slots_from = self._places_from + _aligned(max_num_seqs + 1)
         head = self._slots_from + _aligned(max_num_seqs)
         size = head + 3 * UPDATES
         self._memory = torch.zeros(size, dtype=torch.int32, device=runtime.device)
         self._count = self._memory[:1]
         self.cu_queries = self._memory[_ALIGNED : _ALIGNED + max_num_seqs + 1]
+        self.cu_places = self._memory[self._places_from : self._places_from + max_num_seqs + 1]
         self.slots = self._memory[self._slots_from : self._slots_from + max_num_seqs]
         self._updates = self._memory[head:].view(-1, 3)
         self._head: Int32 = np.zeros(head, np.int32)
         self._ring = StagingRing(runtime, depth, size)
 
-    def send(self, slots: Int64, query_lens: Int64, table: torch.Tensor, places: Int64, values: Int32) -> None:
+    def send(
+        self,
+        slots: Int64,
+        query_lens: Int64,
+        table: torch.Tensor,
+        places: Int64,
+        values: Int32,
+        num_drafts: Int64 | None = None,
+    ) -> None:
         """Enqueues the rows (`slots` [R], `query_lens` [R]) and table[places] = values; no place occurs twice.
+
+        The last `num_drafts` [R] tokens of the rows are drafted; None: of none.
 
         `table` is int32 [N] on the device.
         """
         head, rows = self._head, len(slots)
-        head[_ALIGNED + 1 : self._slots_from] = query_lens.sum()
-        head[_ALIGNED + 1 : _ALIGNED + 1 + rows] = np.cumsum(query_lens)
+        counts = np.ones(rows, np.int64) if num_drafts is None else num_drafts + 1
+        for begin, sizes in ((_ALIGNED, query_lens), (self._places_from, counts)):
+            ends = head[begin + 1 : begin + len(self.slots) + 1]
+            ends[:rows] = sizes.cumsum()
+            ends[rows:] = sizes.sum()
         head[self._slots_from : self._slots_from + rows] = slots
         for first in range(0, max(len(places), 1), UPDATES):
             part = slice(first, first + UPDATES)

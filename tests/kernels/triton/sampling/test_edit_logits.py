@@ -1,12 +1,21 @@
 """Edits change exactly the logits they name, in vLLM's order."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.triton.sampling.edit_logits import TILE, edit_logits
-from pagewire.kernels.triton.sampling.sampling_columns import ALLOWED, BAD_WORDS, BIASED, PENALIZED, SamplingColumns
+from pagewire.kernels.triton.sampling.sampling_columns import (
+    ALLOWED,
+    BAD_WORDS,
+    BIASED,
+    GRAMMAR,
+    PENALIZED,
+    SamplingColumns,
+)
 from tests.kernels.triton.batches import DEVICE, int32
 from tests.kernels.triton.references.edit_logits import reference
 from tests.kernels.triton.sampling_cases import sampling_columns
@@ -25,12 +34,19 @@ TOKENS = int32([[(7 * place + slot) % VOCABULARY for place in range(CONTEXT)] fo
 
 
 def check(
-    slots: list[int], ends: list[int], dtype: torch.dtype = torch.float32, table: SamplingColumns = TABLE
+    slots: list[int],
+    ends: list[int],
+    dtype: torch.dtype = torch.float32,
+    table: SamplingColumns = TABLE,
+    drafts: Sequence[int] = (),
+    masks: Sequence[Sequence[int]] = (),
 ) -> torch.Tensor:
+    """`drafts` and `masks` are zeros where they are not given."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(len(slots), VOCABULARY, generator=generator).to(DEVICE, dtype)
-    expected = reference(table, logits, int32(slots), int32(ends), TOKENS)
-    edit_logits(table, logits, int32(slots), int32(ends), TOKENS)
+    more = int32(drafts or [0] * len(slots)), int32(masks or [[0] * 3] * len(slots))
+    expected = reference(table, logits, int32(slots), int32(ends), *more, TOKENS)
+    edit_logits(table, logits, int32(slots), int32(ends), *more, TOKENS)
     torch.testing.assert_close(logits, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
     return logits
 
@@ -62,6 +78,26 @@ def test_only_allowed_tokens_stay() -> None:
     kept = check([1, 2, 0], [3, 3, 3], table=table).isfinite()
     assert kept[0].nonzero().flatten().tolist() == [4, 31, 32]
     assert kept[1].all()
+
+
+def test_a_grammar_allows_other_tokens_at_each_place_of_a_slot() -> None:
+    table = sampling_columns(2, edits=[GRAMMAR, 0], allowed=[[0] * 3] * 2)
+    kept = check([0, 0, 1], [3, 4, 3], table=table, masks=[[1 << 4, 0, 0], [0, 2, 0], [0, 0, 0]]).isfinite()
+    assert [row.nonzero().flatten().tolist() for row in kept[:2]] == [[4], [33]]
+    assert kept[2].all(), "a slot without a grammar"
+
+
+def test_drafted_tokens_before_a_place_are_penalized() -> None:
+    """A token that is drafted twice counts twice."""
+    seen = [[0] * VOCABULARY] * 2
+    table = sampling_columns(2, edits=[PENALIZED, 0], seen=seen, frequency_penalty=[1.0, 0.0])
+    rows = TOKENS.tolist()
+    plain, drafted = check([0, 0], [6, 6], table=table, drafts=[0, 2]), rows[0][4:6]
+    generator = torch.Generator().manual_seed(1)
+    before = torch.randn(2, VOCABULARY, generator=generator).to(DEVICE)
+    assert torch.equal(plain[0], before[0])
+    assert (before[1] - plain[1]).nonzero().flatten().tolist() == sorted(drafted)
+    assert (before[1] - plain[1])[drafted].tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_penalties_of_prompt_and_output() -> None:
@@ -105,7 +141,7 @@ def test_any_edits(data: st.DataObject) -> None:
     biased = data.draw(st.lists(ids, min_size=4, max_size=4, unique=True))
     table = sampling_columns(
         slots,
-        edits=[data.draw(st.integers(0, 15)) for _ in range(slots)],
+        edits=[data.draw(st.integers(0, 31)) for _ in range(slots)],
         allowed=[[data.draw(bits) for _ in range(3)] for _ in range(slots)],
         bias_ids=[biased] * slots,
         bias=[[data.draw(st.floats(-5, 5, width=32)) for _ in biased] for _ in range(slots)],
@@ -120,7 +156,10 @@ def test_any_edits(data: st.DataObject) -> None:
         num_prompt_tokens=[2] * slots,
     )
     order = data.draw(st.permutations(range(slots)))
-    check(list(order), [data.draw(st.integers(2, CONTEXT - 1)) for _ in range(slots)], table=table)
+    positions = [data.draw(st.integers(2, CONTEXT - 1)) for _ in range(slots)]
+    drafts = [data.draw(st.integers(0, position)) for position in positions]
+    masks = [[data.draw(bits) for _ in range(3)] for _ in range(slots)]
+    check(list(order), positions, table=table, drafts=drafts, masks=masks)
 
 
 def test_more_tokens_than_a_tile() -> None:
@@ -133,6 +172,6 @@ def test_more_tokens_than_a_tile() -> None:
         repetition_penalty=[2.0],
     )
     logits = torch.ones(1, vocabulary, device=DEVICE)
-    edit_logits(table, logits, int32([0]), int32([4]), TOKENS)
+    edit_logits(table, logits, int32([0]), int32([4]), int32([0]), int32([[0] * 66]), TOKENS)
     assert logits[0, TILE : TILE + 2].tolist() == [0.5, 1.0]
     assert logits.isfinite().sum() == 2

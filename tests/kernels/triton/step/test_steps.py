@@ -25,12 +25,14 @@ def sequence_state(known: list[int], computed: list[int], limit: int = CONTEXT, 
     return SequenceState(tokens.to(DEVICE), int32(known), int32(computed), *columns, tables.contiguous().to(DEVICE))
 
 
-def new_inputs(rows: int, tokens: int) -> step_inputs.StepInputs:
+def new_inputs(rows: int, tokens: int, places: int) -> step_inputs.StepInputs:
     def garbage(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.full((count,), -12345, dtype=dtype, device=DEVICE)
 
-    places = garbage(tokens, torch.int64)
-    return step_inputs.StepInputs(garbage(tokens), garbage(tokens), places, garbage(rows), garbage(rows), garbage(rows))
+    sampled = step_inputs.SampledPlaces(*(garbage(places) for _ in range(4)))
+    return step_inputs.StepInputs(
+        garbage(tokens), garbage(tokens), garbage(tokens, torch.int64), garbage(rows), garbage(rows), sampled
+    )
 
 
 def cumulative(query_lens: list[int]) -> torch.Tensor:
@@ -38,22 +40,32 @@ def cumulative(query_lens: list[int]) -> torch.Tensor:
 
 
 def step(
-    state: SequenceState, slots: list[int], query_lens: list[int], sampled: list[int], padding: int = 0
+    state: SequenceState,
+    slots: list[int],
+    query_lens: list[int],
+    sampled: list[int],
+    padding: int = 0,
+    drafts: list[int] | None = None,
 ) -> tuple[step_inputs.StepInputs, list[int]]:
-    """One step, checked against the references."""
+    """One step, checked against the references. `sampled` are the tokens of all places, row after row."""
     rows, cu = int32(slots), cumulative(query_lens)
-    inputs = new_inputs(len(slots), sum(query_lens) + padding)
-    tokens, columns = step_inputs_reference.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(query_lens) + padding)
-    step_inputs.step_inputs(state, rows, cu, DUMMY, BLOCK_SIZE, inputs)
+    cu_places = cumulative([count + 1 for count in drafts or [0] * len(slots)])
+    tokens, places = sum(query_lens) + padding, len(sampled) + padding
+    inputs = new_inputs(len(slots), tokens, places)
+    columns = step_inputs_reference.reference(state, rows, cu, cu_places, DUMMY, BLOCK_SIZE, tokens, places)
+    step_inputs.step_inputs(state, rows, cu, cu_places, DUMMY, BLOCK_SIZE, inputs)
     written = torch.stack((inputs.ids, inputs.positions, inputs.places // BLOCK_SIZE), 1)
-    assert written.tolist() == tokens
     live = inputs.places // BLOCK_SIZE != DUMMY
     assert torch.equal((inputs.places % BLOCK_SIZE)[live], (inputs.positions % BLOCK_SIZE)[live].long())
-    assert torch.stack((inputs.num_computed_tokens, inputs.ends, inputs.lengths), 1).tolist() == columns
+    of_rows = torch.stack((inputs.num_computed_tokens, inputs.lengths), 1)
+    found = inputs.sampled
+    of_places = torch.stack((found.slots, found.ends, found.tokens, found.drafts), 1)
+    assert [written.tolist(), of_rows.tolist(), of_places.tolist()] == list(columns)
 
     copy = SequenceState(*(getattr(state, name).clone() for name in SequenceState.__slots__))
     finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
-    arguments = (rows, cu, inputs.num_computed_tokens, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
+    stops = int32(STOPS[: len(state.known)])
+    arguments = (rows, cu, cu_places, inputs.num_computed_tokens, found.ends, stops, int32(sampled))
     expected = bookkeeping_reference.reference(copy, *arguments)
     seen = torch.zeros(len(state.known), max(0, *sampled) + 1, dtype=torch.int32, device=DEVICE)
     bookkeeping.bookkeeping(state, *arguments, finishes, seen)
@@ -99,10 +111,10 @@ def test_a_row_without_a_token_is_dead_afterwards() -> None:
 def test_a_prompt_in_chunks_samples_at_its_end_only() -> None:
     state = sequence_state([9], [0])
     inputs, _ = step(state, [0], [5], [6])
-    assert inputs.ends.tolist() == [-1]
+    assert inputs.sampled.ends.tolist() == [-1]
     assert state.known.tolist() == [9]
     inputs, _ = step(state, [0], [4], [6])
-    assert inputs.ends.tolist() == [9]
+    assert inputs.sampled.ends.tolist() == [9]
     assert state.tokens[0, 9] == 6
 
 
@@ -127,8 +139,32 @@ def test_penalties_count_the_token() -> None:
     finishes = torch.zeros(2, dtype=torch.uint8, device=DEVICE)
     rows, cu = int32([1, 0]), cumulative([1, 1])
     stops = int32(STOPS[:2])
-    bookkeeping.bookkeeping(state, rows, cu, int32([2, -1]), int32([3, -1]), stops, int32([4, 5]), finishes, seen)
+    bookkeeping.bookkeeping(state, rows, cu, cu, int32([2, -1]), int32([3, -1]), stops, int32([4, 5]), finishes, seen)
     assert seen.tolist() == [[0] * 10, [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]]
+
+
+def test_a_row_keeps_its_drafts_up_to_the_first_that_is_wrong() -> None:
+    """Its drafts stand in the table behind its text. The second row has all of them right, the third one none."""
+    state = sequence_state([6, 6, 6], [2, 2, 2])
+    texts = state.tokens.tolist()
+    sampled = [texts[0][3], 40, 41, 42, *texts[1][3:6], 43, 44, 45, 46, 47]
+    inputs, finishes = step(state, [0, 1, 2], [4, 4, 4], sampled, padding=3, drafts=[3, 3, 3])
+    assert inputs.sampled.ends.tolist()[:12] == [3, 4, 5, 6] * 3
+    assert finishes == [0, 0, 0]
+    assert state.known.tolist() == [5, 7, 4]
+    assert state.computed.tolist() == [4, 6, 3]
+    assert state.tokens[0, :5].tolist() == [*texts[0][:4], 40]
+    assert state.tokens[1, :7].tolist() == [*texts[1][:6], 43]
+
+
+def test_all_tokens_that_a_row_keeps_are_counted() -> None:
+    state = sequence_state([5], [2])
+    state.tokens[0, 3:5] = int32([8, 8])
+    seen, finishes = torch.zeros(1, 10, dtype=torch.int32, device=DEVICE), int32([0]).to(torch.uint8)
+    rows, cu, stops = int32([0]), cumulative([3]), int32(STOPS[1:2])
+    ends, sampled = int32([3, 4, 5]), int32([8, 8, 9])
+    bookkeeping.bookkeeping(state, rows, cu, cu, int32([2]), ends, stops, sampled, finishes, seen)
+    assert seen.tolist() == [[0] * 8 + [4, 2]]
 
 
 @settings(max_examples=12, deadline=None)
@@ -144,5 +180,14 @@ def test_any_rows(columns: list[tuple[int, int, int]], limit: int, last: int, to
     state = sequence_state([row[0] + row[1] for row in columns], computed, limit, last)
     slots = list(range(len(columns)))
     random.shuffle(slots)  # type: ignore[attr-defined]
+    query_lens = [row[2] for row in columns]
+    drafts = [random.randint(0, max(width - 1, 0)) for width in query_lens]  # type: ignore[attr-defined]
     for padding in (0, 5):
-        step(state, slots, [row[2] for row in columns], [(token + slot) % 11 for slot in slots], padding)
+        before = state.tokens.tolist()
+        sampled = []
+        for slot, width, count in zip(slots, query_lens, drafts, strict=True):
+            end = int(state.computed[slot]) + width - count
+            sampled += [*before[slot][end : end + random.randint(0, count)], *range(30, 60)][: count + 1]  # type: ignore[attr-defined]
+        step(
+            state, slots, query_lens, [(each + token) % 11 if each == 30 else each for each in sampled], padding, drafts
+        )

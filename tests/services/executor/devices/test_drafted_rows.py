@@ -1,5 +1,6 @@
 """The places of a step where rows with drafts sample."""
 
+import msgspec
 import numpy as np
 
 from pagewire.services.executor.devices.drafted_rows import DraftedRows
@@ -22,6 +23,14 @@ def test_a_row_samples_behind_its_known_tokens_and_behind_each_draft() -> None:
     assert (drafted.places.tolist(), drafted.owners.tolist()) == ([0, 1, 2, 5], [0, 0, 0, 1])
     assert drafted.positions.tolist() == [11, 12, 13, 21]
     assert drafted.first.tolist() == [0, 3]
+
+
+def test_a_row_that_samples_nothing_has_a_place_too_among_those_of_all_rows() -> None:
+    drafted = DraftedRows(BATCH)
+    assert drafted.indices.tolist() == [0, 1, 2, 4]
+    assert [drafted.drafts(row) for row in range(2)] == [[2, 3], []]
+    plain = DraftedRows(msgspec.structs.replace(BATCH, num_drafts=None))
+    assert (plain.indices.tolist(), plain.positions.tolist(), plain.places.tolist()) == ([0, 2], [13, 21], [2, 5])
 
 
 def test_tokens_count_up_to_the_first_that_is_not_drafted() -> None:

@@ -1,6 +1,7 @@
 """A speculator drafts where a draft is likely to pay, and nowhere else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pagewire.services.executor.devices.protocol import Float64
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.sampling_parameters import record
+from tests.services.executor.fakes import DRAFTING
 
 DRAFT = Draft([7, 8, 9, 10, 11, 12], [1.0] * 6, 20)
 
@@ -26,7 +28,7 @@ class Constant(Drafter):
 
 def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40) -> Speculator:
     """One that has seen steps of these lengths."""
-    result = Speculator(Constant(draft), 4, slots)
+    result = Speculator(Constant(draft), 4, replace(DRAFTING, max_num_seqs=slots))
     for positions, time in seconds.items():
         result.cost.observe(positions, time)
     for slot in range(slots):
@@ -40,6 +42,13 @@ def rows(count: int, room: int = 9) -> list[DraftRow]:
 
 FLAT = {1: 0.010, 8: 0.011, 64: 0.012}
 STEEP = {1: 0.010, 2: 0.020, 64: 0.640}
+
+
+def drafted(drafting: Speculator) -> list[int]:
+    """Returns how many tokens are drafted for the first two slots."""
+    slots = np.arange(2)
+    tokens = np.full((2, 9), 1)
+    return [len(draft) for draft in drafting.draft_rows(slots, slots * 0 + 3, slots * 0 + 9, tokens, 2)]
 
 
 def test_where_positions_are_free_a_row_has_as_many_drafts_as_it_may() -> None:
@@ -85,8 +94,7 @@ def test_the_likeliest_drafts_get_the_positions() -> None:
 def test_a_slot_without_a_sequence_has_no_drafts() -> None:
     ended = speculator(FLAT)
     ended.end(0, np.array([1]))
-    assert not ended.drafts_for(0)
-    assert ended.drafts_for(1)
+    assert drafted(ended) == [0, 4]
 
 
 class Costly(Constant):
@@ -108,10 +116,30 @@ class Costly(Constant):
 @pytest.mark.parametrize(("seconds", "most"), [(0.0, 4), (0.001, 4), (0.0075, 1), (0.02, 0)])
 def test_no_more_is_drafted_than_the_time_of_drafting_pays_for(seconds: float, most: int) -> None:
     drafter = Costly(seconds)
-    costly = Speculator(drafter, 4, 2)
+    costly = Speculator(drafter, 4, DRAFTING)
     for positions, time in FLAT.items():
         costly.cost.observe(positions, time)
     costly.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
     (tokens,) = costly.draft(rows(1), 1, 1)
     assert len(tokens) == most
     assert drafter.limits == [most] * (most > 0), "what does not pay is not even asked for"
+
+
+def test_a_step_has_no_more_drafts_than_its_device_verifies() -> None:
+    for drafts, positions, number in ((5, 0, 5), (0, 5, 3), (0, 2, 0)):
+        capacity = replace(DRAFTING, max_step_drafts=drafts, max_drafted_step=positions)
+        limited = Speculator(Constant(), 4, capacity)
+        for size, time in FLAT.items():
+            limited.cost.observe(size, time)
+        for slot in range(2):
+            limited.begin(slot, NewSequence(record(), prompt_tokens=1), [], None)
+        assert sum(drafted(limited)) == number
+
+
+def test_a_device_that_runs_ahead_waits_only_for_drafts_that_pay_for_the_wait() -> None:
+    for ahead in (False, True):
+        fast = Speculator(Constant(Draft([7] * 4, [0.3] * 4, 20)), 4, DRAFTING, ahead=ahead)
+        for positions, time in ((1, 0.001), (200, 0.001)):
+            fast.cost.observe(positions, time)
+        fast.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
+        assert bool(fast.draft(rows(1), 1, 1)[0]) == (not ahead)

@@ -63,8 +63,8 @@ class LeadingMasks(Masks):
         self._calls = calls
 
     @override
-    def fill(self, slots: Int64) -> None:
-        super().fill(slots)
+    def fill(self, slots: Int64, *, drafted: bool = False) -> None:
+        super().fill(slots, drafted=drafted)
         self._calls.send(MASKS, self.table[slots])
 
 
@@ -80,7 +80,7 @@ class FollowingMasks(Masks):
         return None
 
     @override
-    def fill(self, slots: Int64) -> None:
+    def fill(self, slots: Int64, *, drafted: bool = False) -> None:
         name, (masks,) = next_call(self._calls)
         assert name == MASKS
         self.table[slots] = masks

@@ -13,7 +13,7 @@ def configurations() -> list[Configuration]:
     columns = ("min_length", "repetition_penalty", "frequency_penalty", "presence_penalty")
     tables = ("bias_ids", "bias", "stop_ids", "edits", "allowed", "seen", "bad_words", "bad_word_ends")
     tensors = {name: SAMPLING_TENSORS[name] for name in (*columns, *tables, "num_prompt_tokens")}
-    tensors |= dict.fromkeys(("slots", "ends", "state_tokens"), "i32")
+    tensors |= dict.fromkeys(("slots", "ends", "drafts", "masks", "state_tokens"), "i32")
     lengths = {
         "BIASES": sampling_columns.MAX_BIASES,
         "STOPS": sampling_columns.MAX_STOP_IDS,

@@ -10,7 +10,7 @@ from tests.kernels.triton.ahead.tensors import STATE_TENSORS
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch."""
-    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids", "seen")
+    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "cu_places", "stop_ids", "seen")
     names = ("state_tokens", "known", "computed", "last", "alive")
     tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}
     padded = triton.next_power_of_2(CHECKED_STOP_IDS)

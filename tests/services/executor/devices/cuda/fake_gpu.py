@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import triton
@@ -78,6 +79,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 """config.json of published models, but for the number of layers."""
 SLOTS, LAYERS, CONTEXT, BLOCK_SIZE, BLOCKS, BUDGET = 12, 8, 4096, 16, 512, 32
+STEP_DRAFTS = 20
+"""Drafted tokens of a step, at most."""
 RANK = 16
 """Ranks of the adapters."""
 
@@ -255,6 +258,8 @@ class Findings:
     """Operations of PyTorch in all steps after the capture."""
     captured: dict[str, int] = field(default_factory=dict)
     """The same while graphs are captured."""
+    drafted: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Launches of a step with drafts, by its rows and the drafted tokens of each."""
     adapted: dict[str, dict[str, int]] = field(default_factory=dict)
     """Launches of a decode step by the number of its adapters."""
     decode_collectives: int = 0
@@ -293,7 +298,9 @@ def device_of(
     if max_loras:
         adapters = CudaAdapters(runtime, targets, torch.bfloat16, max_loras, RANK, BUDGET)
         adapters.attach(model)
-    capacity = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size)
+    capacity = Capacity(
+        BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size, max_drafts=STEP_DRAFTS, max_step_drafts=STEP_DRAFTS
+    )
     pool = KVPool(model.spec, capacity, torch.bfloat16, runtime, BUDGET, cached)
     return CudaDevice(model, capacity, pool, runtime, BUDGET, backend=BACKENDS[backend], adapters=adapters)
 
@@ -324,6 +331,19 @@ def decode(device: CudaDevice) -> None:
         device.add(slot, [slot], record())
     for position in range(3):
         device.launch(batch_of(*((slot, position, [0], True) for slot in range(SLOTS)))).wait()
+
+
+def verify(device: CudaDevice, steps: Sequence[tuple[int, int]]) -> dict[str, dict[str, int]]:
+    """Returns what steps of so many rows, each with so many drafted tokens, launch."""
+    driver, launches = device._runtime.driver, {}  # type: ignore[attr-defined]
+    for rows, drafts in steps:
+        for slot in range(rows):
+            device.add(slot, [slot], record(num_logprobs=slot % 2))
+        plain = batch_of(*((slot, 0, range(1 + drafts), True) for slot in range(rows)))
+        before = driver.launches.copy()
+        device.launch(msgspec.structs.replace(plain, num_drafts=np.full(rows, drafts))).wait()
+        launches[f"{rows} x {drafts}"] = dict(driver.launches - before)
+    return launches
 
 
 def adapter_of(targets: Targets) -> Adapter:
@@ -375,6 +395,7 @@ def observe(
         forms = set(driver.forms)
         with Operations(runtime.pinned_storages) as operations:
             serve(device)
+            drafted = verify(device, [(1, 1), (1, 7), (4, 5), (12, 1)] if device._backend.captures_mixed else [])
             adapted = decode_with_adapters(device, (0, 1, max_loras)) if max_loras else {}
             before = collectives.calls
             decode(device)
@@ -391,6 +412,7 @@ def observe(
         unknown=sorted(map(str, driver.forms - known)),
         operations=dict(operations.names),
         captured=dict(captured.names),
+        drafted=drafted,
         adapted=adapted,
         decode_collectives=collectives.calls - before,
         shared=driver.shared,

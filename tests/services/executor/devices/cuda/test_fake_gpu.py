@@ -17,13 +17,13 @@ from tests.kernels.triton.ahead.gpus import SHARED_MEMORY
 from tests.services.executor.devices.cuda.fake_gpu import LAYERS, Operations
 
 CAPTURED = {
-    "clamp_min", "copy_", "embedding", "empty_like", "flatten", "index_select", "linear", "new_empty", "slice", "sub",
-    "to", "unsqueeze", "zeros_like",
+    "copy_", "embedding", "empty_like", "flatten", "index_select", "linear", "new_empty", "slice", "to", "unsqueeze",
+    "zeros_like",
 }  # fmt: skip
 """Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
 SHARED = {"add", "mul", "sigmoid"}
 """Launches that a mixture of experts with a shared one adds."""
-VOCABULARY = {"__or__", "ge", "lt", "masked_fill", "masked_fill_"}
+VOCABULARY = {"__or__", "ge", "lt", "sub", "masked_fill", "masked_fill_"}
 """Operations that find the ids that a rank has."""
 DEPENDENT = {
     "choose_kernel", "combine_kernel", "expand_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
@@ -32,8 +32,8 @@ DEPENDENT = {
 }  # fmt: skip
 """Kernels that begin before the previous one has ended, where the GPU allows it."""
 AROUND = CAPTURED | {
-    "_to_copy", "cat", "detach", "gather", "ge", "index_copy_", "logsumexp", "new_zeros", "select", "sum", "topk",
-    "view", "zero_",
+    "_to_copy", "cat", "clamp_min", "detach", "gather", "ge", "index_copy_", "logsumexp", "new_zeros", "select", "sub",
+    "sum", "topk", "view", "zero_",
 }  # fmt: skip
 """Operations around the graphs: none of them makes the host wait, as `item`, `nonzero` or an index from the host do."""
 
@@ -75,6 +75,13 @@ def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
     observations = observed()
     check(observations)
     check_launches(observations, {"gated_kernel": 1})
+
+
+def test_a_step_with_drafts_launches_the_graphs_of_a_mixed_step_whatever_is_drafted() -> None:
+    observations = observed()
+    check(observations)
+    mixed = observations["launches"]["mixed 16"] | {"scatter_kernel": 1}
+    assert observations["drafted"] == dict.fromkeys(("1 x 1", "1 x 7", "4 x 5", "12 x 1"), mixed)
 
 
 def test_a_step_launches_the_same_with_any_number_of_adapters() -> None:

@@ -24,7 +24,7 @@ def test_sizes_of_a_small_device() -> None:
 
 @given(most=st.integers(1, 1024), tokens=st.integers(1, 100_000), data=st.data())
 def test_a_step_fits_into_the_smallest_bucket_that_is_captured(most: int, tokens: int, data: st.DataObject) -> None:
-    buckets = Buckets(most, tokens)
+    buckets = Buckets(most, tokens, most)
     rows = data.draw(st.integers(1, most))
     step = data.draw(st.integers(rows, max(rows, 2 * tokens)))
     chosen = buckets.choose(rows, step)
@@ -43,43 +43,47 @@ def test_a_step_fits_into_the_smallest_bucket_that_is_captured(most: int, tokens
 
 @given(tokens=st.integers(16, 10_000), step=st.integers(16, LARGEST))
 def test_little_of_a_mixed_step_is_padding(tokens: int, step: int) -> None:
-    chosen = Buckets(4, tokens).choose(2, step)
+    chosen = Buckets(4, tokens, 4).choose(2, step)
     assert step <= chosen.tokens <= 1.25 * step
 
 
 @given(rows=st.integers(1, 1024), most=st.integers(1, 1024))
 def test_little_of_a_decode_step_is_padding(rows: int, most: int) -> None:
-    chosen = Buckets(max(rows, most), 512).choose(rows, rows)
+    chosen = Buckets(max(rows, most), 512, 2000).choose(rows, rows)
     assert chosen.tokens - rows < 8
 
 
-@given(rows=st.integers(1, 1024), most=st.integers(1, 1024))
-def test_logits_are_made_of_few_rows_beside_those_of_the_step(rows: int, most: int) -> None:
-    buckets = Buckets(max(rows, most), 512)
-    assert rows <= buckets.rows(rows) < rows + 8
-    assert buckets.rows(rows) in buckets.sampled
+@given(rows=st.integers(1, 1024), most=st.integers(1, 1024), drafts=st.integers(0, 200), data=st.data())
+def test_logits_are_made_of_few_places_beside_those_of_the_step(
+    rows: int, most: int, drafts: int, data: st.DataObject
+) -> None:
+    buckets = Buckets(max(rows, most), 512, max(rows, most) + drafts)
+    assert buckets.places(rows) == buckets.choose(rows, rows).tokens, "a plain step makes no others"
+    places = data.draw(st.integers(rows, rows + drafts))
+    assert places <= buckets.places(places) < places + 8
+    assert buckets.places(places) in buckets.sampled
     assert buckets.sampled == sorted(set(buckets.sampled), reverse=True)
 
 
 def test_graphs_are_captured_from_large_to_small() -> None:
-    captured = Buckets(4, 40).captured
+    captured = Buckets(4, 40, 4).captured
     assert [bucket.tokens for bucket in captured] == [40, 32, 28, 24, 20, 16, 4, 2, 1]
     assert len(set(captured)) == len(captured)
 
 
 @given(most=st.integers(1, 1024), tokens=st.integers(1, 10_000), data=st.data())
 def test_one_shape_holds_every_step_of_a_budget(most: int, tokens: int, data: st.DataObject) -> None:
-    shape = OneShape(most, tokens)
+    shape = OneShape(most, tokens, most + 9)
     step = data.draw(st.integers(1, tokens))
     rows = data.draw(st.integers(1, min(most, step)))
     chosen = shape.choose(rows, step)
     assert chosen == Bucket(min(most, tokens), tokens, decode=False, split=False)
     assert rows <= chosen.rows
     assert shape.captured == ([chosen] if tokens <= LARGEST else [])
-    assert shape.rows(rows) == chosen.rows
-    assert shape.sampled == [bucket.rows for bucket in shape.captured]
+    assert shape.places(rows) == min(most + 9, tokens) >= rows
+    assert shape.sampled == [shape.places(1) for _ in shape.captured]
 
 
 def test_a_step_beyond_the_one_shape_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="max-num-batched-tokens"):
-        OneShape(4, 64).choose(4, 65)
+        OneShape(4, 64, 4).choose(4, 65)

@@ -13,7 +13,7 @@ def int32(*values: int) -> torch.Tensor:
 
 def test_a_later_step_does_not_change_the_tokens_of_an_earlier_one() -> None:
     runtime = LateRuntime()
-    ring, tokens = OutputRing(runtime, depth=2, rows=3), int32(1, 2, 3)
+    ring, tokens = OutputRing(runtime, depth=2, places=3), int32(1, 2, 3)
     for round_ in range(5):
         tokens.copy_(int32(1, 2, 3) + round_)
         first = ring.send(tokens, runtime.mark())
@@ -25,7 +25,7 @@ def test_a_later_step_does_not_change_the_tokens_of_an_earlier_one() -> None:
 
 def test_a_result_stays_as_it_is_when_its_place_is_taken_again() -> None:
     runtime = LateRuntime()
-    ring = OutputRing(runtime, depth=1, rows=1)
+    ring = OutputRing(runtime, depth=1, places=1)
     kept = ring.send(int32(5), runtime.mark()).wait()
     ring.send(int32(6), runtime.mark()).wait()
     assert kept.tolist() == [5]
@@ -33,7 +33,7 @@ def test_a_result_stays_as_it_is_when_its_place_is_taken_again() -> None:
 
 def test_no_more_steps_than_places_are_in_flight() -> None:
     runtime = LateRuntime()
-    ring = OutputRing(runtime, depth=2, rows=1)
+    ring = OutputRing(runtime, depth=2, places=1)
     pending = [ring.send(int32(token), runtime.mark()) for token in (1, 2)]
     with pytest.raises(RuntimeError, match="in flight"):
         ring.send(int32(3), runtime.mark())
@@ -43,7 +43,7 @@ def test_no_more_steps_than_places_are_in_flight() -> None:
 
 def test_steps_are_waited_for_once_and_in_order() -> None:
     runtime = LateRuntime()
-    ring = OutputRing(runtime, depth=2, rows=1)
+    ring = OutputRing(runtime, depth=2, places=1)
     first, second = (ring.send(int32(token), runtime.mark()) for token in (1, 2))
     with pytest.raises(RuntimeError, match="in order"):
         second.wait()
@@ -55,7 +55,7 @@ def test_steps_are_waited_for_once_and_in_order() -> None:
 
 def test_busy_is_the_time_from_launch_to_end() -> None:
     runtime = LateRuntime()
-    ring = OutputRing(runtime, depth=2, rows=1)
+    ring = OutputRing(runtime, depth=2, places=1)
     began = runtime.mark()
     pending = ring.send(int32(1), began)
     assert ring.busy == 0

@@ -64,12 +64,14 @@ def cuda_device(
     packing: CudaPacking | None = None,
     dtype: torch.dtype = torch.float32,
     max_loras: int = 0,
+    step_drafts: int = 0,
 ) -> CudaDevice:
-    """`model` is a folder, or the name of a tiny checkpoint. `max_loras` adapters of up to 64 ranks run in a step."""
+    """`model` is a folder, or the name of a tiny checkpoint. `max_loras` adapters of up to 64 ranks run in a step.
+    `step_drafts` drafted tokens are verified in a step at most."""
     folder, where = _folder(model), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, DTYPES[dtype], packing)
-    capacity = capacity_of(plain.spec)
+    capacity = replace(capacity_of(plain.spec), max_drafts=step_drafts, max_step_drafts=step_drafts)
     pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
     targets = served_targets(plain, config)
     loaded = with_kernels(plain, CONTEXT, where.device)

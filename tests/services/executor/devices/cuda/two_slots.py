@@ -1,11 +1,15 @@
 """A client of the step loop whose sequences run two at a time."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
+
+import numpy as np
 
 from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
@@ -23,25 +27,31 @@ class TwoSlots:
         self.texts: list[list[int]] = [[] for _ in prompts]
         self.finishes = [Finish.NONE] * len(prompts)
         self.forced = 0
-        """Tokens that no step has sampled."""
+        """Tokens behind the first one of a row: forced, or drafted."""
+        self.logprobs: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+        """Ids and log-probabilities by sequence and position."""
         self._prompts = prompts
         self._picks = picks
         self._waiting = list(range(len(prompts)))
         self._slots: dict[int, int] = {}
         self._plans = 0
 
-    def run(self, device: Device, grammars: GrammarOpener | None = None) -> None:
+    def run(self, device: Device, grammars: GrammarOpener | None = None, speculator: Speculator | None = None) -> None:
         """Runs all sequences to their ends and closes the device."""
         self.inbox.begin(1)
         for slot in range(2):
             self._admit(slot)
-        StepLoop(device, self.inbox, self._read, grammars).run()
+        StepLoop(device, self.inbox, self._read, grammars, speculator).run()
         device.close()
 
     def _read(self, result: StepResult | PlanRefused) -> None:
         assert isinstance(result, StepResult), result
         output = result.output
         first, more = output.split_tokens()
+        ids, values = iter(unpack(output.logprob_ids)), iter(np.frombuffer(output.logprob_values, "<f4").tolist())
+        columns = iter(unpack(output.logprob_tokens))
+        for number, position, count in zip(columns, columns, columns, strict=True):
+            self.logprobs[number, position] = [*islice(ids, count)], [*islice(values, count)]
         self.forced += sum(map(len, more.values()))
         for number, token, finish in zip(unpack(output.sequences), first, output.finishes, strict=True):
             assert not self.finishes[number], "a row behind the end"

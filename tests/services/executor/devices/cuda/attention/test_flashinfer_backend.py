@@ -5,6 +5,7 @@ import sys
 import weakref
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -227,6 +228,11 @@ def test_rows_are_listed_with_their_padding() -> None:
     assert rows.last.tolist() == [4, 4, 1, 1]
     assert rows.lengths.tolist() == [4, 16, 1, 1]
     assert {column.dtype for column in rows} == {torch.int32}
+
+
+def test_drafted_tokens_are_keys_of_their_row() -> None:
+    batch = msgspec.structs.replace(batch_of((0, 3, [0, 1, 2], True)), num_drafts=np.array([2]))
+    assert rows_of(batch, Bucket(1, 3, decode=False), 4, HostRuntime()).lengths.tolist() == [6]
 
 
 @pytest.mark.parametrize("bucket", [Bucket(4, 4, decode=True), Bucket(3, 11, decode=False), Bucket(1, 9, decode=False)])
