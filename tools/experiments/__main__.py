@@ -35,6 +35,7 @@ EXPERIMENTS = (
     "several_gpus",
     "several_models",
     "sim",
+    "simulated_drafts",
     "slow_prompt",
     "store_changes",
     "structured",

@@ -27,6 +27,7 @@ from tools.experiments import (
     replicas,
     rolling_change,
     sim,
+    simulated_drafts,
     slow_prompt,
     store_changes,
     structured,
@@ -239,6 +240,10 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "features": _sourced("features.json", _features),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
     "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),
+    "simulated-drafts": _sourced(
+        "simulated-drafts.json",
+        lambda: simulated_drafts.table(_read(simulated_drafts.Run, "simulated-drafts.json")),
+    ),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
         "busy.json", lambda: busy.table([run for run in _read(busy.Run, "busy.json") if run.streams == 64])
