@@ -55,7 +55,8 @@ def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
     flags = {kept.replace("_", "-"): arguments[name] for name, kept in names.items() if kept}
     settings = device_choice.resolve(config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags))
     # Offline, every request waits, and the program itself names the adapters.
-    return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None, lora_dirs=settings.lora_dirs or "/")
+    lora_dirs = settings.lora_dirs or ("/" if settings.enable_lora else "")
+    return msgspec.structs.replace(settings, api_key_file="", max_queue_wait=None, lora_dirs=lora_dirs)
 
 
 def request_of(prompt: OnePrompt, **options: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pagewire.client.async_client import Messages
 from pagewire.shared.models.model_folder import eos_ids, read_config
 from tests.pagewire.serving import run, serving
 from tests.support.default_model import default_model
+from tests.support.processes import free_port
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -33,7 +34,8 @@ print(status("VmHWM") - before, sum(value.nbytes for value in model.parameters()
 
 def test_the_default_model_answers_a_question() -> None:
     default_model()
-    done = run("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "2")
+    port = str(free_port())  # any stack of this machine may have the default port, and would be asked
+    done = run("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "2", "--nats-port", port)
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
 
 
