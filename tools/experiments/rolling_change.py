@@ -187,9 +187,9 @@ def table(changes: Sequence[Mapping[str, object]]) -> list[str]:
     for raw in changes:
         failures = raw["failures"]
         assert isinstance(failures, list)
-        how = "all beside the old ones" if raw["beside"] else "one by one"
+        order = "all beside the old ones" if raw["beside"] else "one by one"
         lines.append(
-            f"{raw['name']} | {how} | {raw['seconds']:.0f} | {raw['requests']} | {raw['refused']} | {len(failures)}"
+            f"{raw['name']} | {order} | {raw['seconds']:.0f} | {raw['requests']} | {raw['refused']} | {len(failures)}"
         )
     return markdown("change | services | s | requests | refused, sent again | lost or wrong", lines)
 
