@@ -28,12 +28,12 @@ class World:
 
 
 def in_memory() -> World:
-    broker = MemoryBroker(ack_wait=0.3)
+    broker = MemoryBroker(ack_wait=1.0)
 
     async def open_bus() -> Bus:
         return MemoryBus(broker)
 
-    return World(open_bus, ack_wait=0.3)
+    return World(open_bus, ack_wait=1.0)
 
 
 def over_nats(broker: Broker | Cluster) -> World:
