@@ -16,11 +16,13 @@ from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.endpoint import TIMEOUT, Api
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.errors import ConfigurationError, RequestError, invalid_field
+from pagewire.shared.errors import BusError, ConfigurationError, RequestError, Unavailable, invalid_field
 from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
-"""Number of attempts of a request that an overloaded stack refuses."""
+"""Number of attempts of a request that an overloaded stack refuses, or that finds no broker."""
+BROKER_RETRY_MS = 1000
+"""Milliseconds after which a request is sent again that has found no broker."""
 
 
 class Line(msgspec.Struct):
@@ -112,7 +114,9 @@ async def _answer(client: AsyncClient, line: Line) -> Outcome:
         try:
             body = await _body(client, line, request_id)
             break
-        except RequestError as error:
+        except (BusError, RequestError) as failure:
+            no_broker = Unavailable("the broker does not answer", BROKER_RETRY_MS)
+            error = failure if isinstance(failure, RequestError) else no_broker
             if error.retryable and error.retry_after_ms is not None and retries:
                 await asyncio.sleep(error.retry_after_ms / 1000)
                 continue

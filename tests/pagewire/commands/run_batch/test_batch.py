@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from pagewire import AsyncClient, cli
+from pagewire.commands.run_batch import batch
 from pagewire.commands.run_batch.batch import Line, Outcome, answers, read
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import Overloaded
+from pagewire.shared.errors import BusUnavailable, Overloaded
 from tests.support.responder import MODEL, WORDS, Responder
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -59,6 +60,24 @@ async def test_each_line_is_answered_as_its_route_answers() -> None:
     assert bodies["wrong"]["error"]["param"] == "temperature"
     assert "/v1/chat/completions" in bodies["lost"]["error"]["message"]
     assert refused, "an overloaded stack is asked again"
+
+
+@pytest.mark.anyio
+async def test_a_lost_broker_ends_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unsteady(AsyncClient):
+        def stream(self, prompt: Any = None, *arguments: Any, **options: Any) -> Any:
+            prompts.append(prompt)
+            if prompt == "lost" or len(prompts) == 1:
+                raise BusUnavailable("no connection")
+            return super().stream(prompt, *arguments, **options)
+
+    monkeypatch.setattr(batch, "BROKER_RETRY_MS", 1)
+    broker, prompts = MemoryBroker(), list[Any]()
+    await Responder(MemoryBus(broker)).start()
+    lines = [line(name, "/v1/completions", prompt=name) for name in ("once", "lost")]
+    client = Unsteady(bus=MemoryBus(broker, inbox_prefix="_INBOX"))
+    statuses = {outcome.custom_id: outcome.response.status_code async for outcome in answers(client, lines, 1)}
+    assert statuses == {"once": 200, "lost": 503}
 
 
 def test_a_malformed_file_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
