@@ -9,11 +9,12 @@ from pagewire.services.gateway.requests.api_elements import OLLAMA_FIELDS, OLLAM
 from pagewire.services.gateway.requests.sampling_fields import converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.errors import invalid_field
+from pagewire.shared.messages.client import SamplingParams
 
 RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Sampling parameters that Ollama's options have other names for."""
-_WHOLE = frozenset({"num_predict", "seed", "top_k"})
-"""Options that are whole numbers. Ollama cuts off what other numbers have after the point, such as Python's 128.0."""
+_WHOLE = frozenset(field.name for field in msgspec.structs.fields(SamplingParams) if field.type in (int, int | None))
+"""Sampling parameters that are whole numbers. Ollama cuts off what other numbers have after the point, such as 128.0."""
 _LEAST = {"num_predict": 1, "seed": 0}
 """Least values of options; a smaller one, such as -1, stands for the default."""
 
@@ -176,10 +177,11 @@ def _sampling(options: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]
         elif treatment is Treatment.BUILT:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise invalid_field("options", f"has a {name} that is no number: {value!r}"[:MAX_MESSAGE])
-            if name in _WHOLE and abs(value) >= 1 << 63:
+            whole = RENAMED.get(name, name) in _WHOLE
+            if whole and abs(value) >= 1 << 63:
                 raise invalid_field("options", f"has a {name} of more than 64 bits: give a smaller one")
             if value >= _LEAST.get(name, value):
-                sampling[RENAMED.get(name, name)] = int(value) if name in _WHOLE else value
+                sampling[RENAMED.get(name, name)] = int(value) if whole else value
     return sampling
 
 
