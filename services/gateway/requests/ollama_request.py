@@ -14,7 +14,7 @@ from pagewire.shared.messages.client import SamplingParams
 RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Sampling parameters that Ollama's options have other names for."""
 _WHOLE = frozenset(field.name for field in msgspec.structs.fields(SamplingParams) if field.type in (int, int | None))
-"""Sampling parameters that are whole numbers. Ollama cuts off what other numbers have after the point, such as 128.0."""
+"""Sampling parameters that are whole numbers. Ollama cuts off what 128.5 has after the point."""
 _LEAST = {"num_predict": 1, "seed": 0}
 """Least values of options; a smaller one, such as -1, stands for the default."""
 
