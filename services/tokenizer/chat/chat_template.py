@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pagewire.services.tokenizer.chat.content_format import content_format
 from pagewire.services.tokenizer.chat.message_form import formed
 from pagewire.services.tokenizer.chat.template_probe import Message, MessageRules, probe
-from pagewire.services.tokenizer.chat.text_tools import with_text_tools
+from pagewire.services.tokenizer.chat.text_tools import text_of, with_text_tools
 
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE"
 """Text that is appended to the message to continue, to find its end in the rendered text. A space follows, as after the
@@ -124,7 +124,19 @@ class ChatTemplate:
         messages, tools = conversation.messages, conversation.tools if conversation.tools_as_text else None
         if tools or not self.rules.shows_calls:
             messages = with_text_tools(messages, tools or ())
-        return formed(messages, self.rules)
+        mended, as_sent = formed(messages, self.rules), formed(messages, _with_systems(self.rules))
+        return as_sent if as_sent != mended and self._shows(as_sent, conversation) else mended
+
+    def _shows(self, messages: Sequence[Message], conversation: Conversation) -> bool:
+        """Returns whether the template renders messages and shows all texts that are not beside calls."""
+        try:
+            text = self._rendered([self._prepared(message) for message in messages], conversation)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001  # templates may raise any exception
+            return False
+        shown = (text_of(each.get("content")).strip() for each in messages if not each.get("tool_calls"))
+        return all(each in text for each in shown)
 
     def _prepared(self, message: Message) -> Message:
         """Returns a message with the role, content and arguments in the form that the template expects."""
@@ -141,6 +153,11 @@ class ChatTemplate:
         elif isinstance(content, str) and not self._format.takes_text:
             message["content"] = [{"type": "text", "text": content}]
         return message
+
+
+def _with_systems(rules: MessageRules) -> MessageRules:
+    """Returns rules that take system messages anywhere: a template may take one where the probe has tried others."""
+    return msgspec.structs.replace(rules, system=True, several_systems=True, late_system=True)
 
 
 def _with_arguments(message: Message, *, as_text: bool) -> Message:

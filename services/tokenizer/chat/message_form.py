@@ -31,8 +31,7 @@ def formed(messages: Sequence[Message], rules: MessageRules) -> list[Message]:
     turns = list(messages)
     if rules.single_part:
         turns = [_with_one_part(turn, rules) for turn in turns]
-    if not (rules.system and rules.several_systems and rules.late_system):
-        turns = _with_one_system(turns, rules)
+    turns = _with_one_system(turns, rules)
     turns = [turn for message in turns for turn in _assistant_turns(message, rules)]
     if not rules.parallel_calls:
         turns = list(_one_by_one(turns, rules))
@@ -51,13 +50,14 @@ def _with_one_system(messages: list[Message], rules: MessageRules) -> list[Messa
     instructions = [message for message in messages if message["role"] in INSTRUCTIONS]
     leading = all(message["role"] in INSTRUCTIONS for message in messages[: len(instructions)])
     several = len(instructions) < 2 or rules.several_systems
-    if not instructions or (rules.system and several and (leading or rules.late_system)):
+    takes_system = rules.system and (rules.system_beside_results or messages[-1]["role"] != "tool")
+    if not instructions or (takes_system and several and (leading or rules.late_system)):
         return messages
     system = instructions[0]
     for message in instructions[1:]:
         system = {**system, "content": joined(system.get("content"), message.get("content"))}
     others = [message for message in messages if message["role"] not in INSTRUCTIONS]
-    if rules.system:
+    if takes_system:
         return [system, *others]
     if others and others[0]["role"] == "user":
         return [{**others[0], "content": joined(system.get("content"), others[0].get("content"))}, *others[1:]]

@@ -35,6 +35,8 @@ class MessageRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Several system messages at the beginning."""
     late_system: bool = True
     """A system message behind other turns."""
+    system_beside_results: bool = True
+    """A system message in a conversation that ends with results of calls."""
     repeated_turns: bool = True
     """Two turns of the user in a row."""
     assistant_first: bool = True
@@ -148,6 +150,7 @@ def _rules_of_calls(shows: Shows) -> dict[str, Any]:
     (other,) = _calling(content, other_id, as_text=as_text, name="qzother")["tool_calls"]
     other_result = _turn("tool", "qzelse", tool_call_id=other_id, name="qzother")
     return {
+        "system_beside_results": shows([_turn("system", "qzsystem"), question, call, result], "qzsystem", "qzresult"),
         "no_content_beside_calls": takes([calling(), result]),
         "null_beside_calls": content is None,
         "empty_beside_calls": takes([calling(""), result]),

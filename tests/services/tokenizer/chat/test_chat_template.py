@@ -110,6 +110,19 @@ def test_a_template_that_only_iterates_over_content_is_given_a_text_as_a_part() 
     assert laid_out(template, said("user", "Hi."), said("user", parts("a", "b"))) == "[Hi.][a][b]"
 
 
+def test_a_late_system_message_stays_where_the_template_takes_it_there() -> None:
+    source = (
+        "{% if messages[0].role == 'system' or messages | length > 2 %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}[{{ m.role }}: {{ m.content | trim }}]{% endfor %}"
+    )
+    template = ChatTemplate(chat_environment(), source, SPECIAL)
+    template.rules = template.probe()
+    assert not template.rules.system
+    late = [said("user", "Hello!"), said("system", " Be brief. ")]
+    assert template.render(Conversation(late)) == "[user: Hello!][system: Be brief.]"
+    assert template.render(Conversation(late[::-1])) == "[user: Be brief. \n\nHello!]"
+
+
 def test_arguments_of_a_tool_call_are_the_object_that_they_spell() -> None:
     template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
 

@@ -64,6 +64,13 @@ def test_instructions_that_come_late_are_moved_to_the_front(role: str) -> None:
     ]
 
 
+def test_instructions_are_the_users_where_results_hide_them() -> None:
+    hidden = MessageRules(system_beside_results=False)
+    result = said("tool", "Sunny.")
+    assert roles(formed([BRIEF, USER, HI, result], hidden))[0] == ("user", "Be brief.\n\nHello!")
+    assert formed([BRIEF, USER, HI, result, MORE], hidden) == [BRIEF, USER, HI, result, MORE]
+
+
 def test_instructions_are_the_users_where_no_system_message_is_taken() -> None:
     none = MessageRules(system=False, several_systems=False, late_system=False)
     assert roles(formed([BRIEF, USER, HI, KIND, MORE], none)) == [

@@ -38,7 +38,8 @@ RULES: Mapping[str, dict[str, Any]] = {
     "ibm-granite-granite-3.3-2B-Instruct": {"shows_calls": False},
     "microsoft-Phi-3.5-mini-instruct": NO_TOOLS,
     "mistralai-Mistral-Nemo-Instruct-2407": ONE_SYSTEM
-    | {"repeated_turns": False, "assistant_first": False, "no_user": False, "short_ids": True},
+    | {"repeated_turns": False, "assistant_first": False, "no_user": False, "short_ids": True}
+    | {"system_beside_results": False},
     "openai-gpt-oss-120b": ONE_SYSTEM | {"reasoning_beside_text_and_calls": False, "parallel_calls": False},
     "openbmb-MiniCPM5-1B": {},
     "unsloth-mistral-Devstral-Small-2507": {"no_content_beside_calls": False, "single_part": ("system", "assistant")},
