@@ -16,7 +16,7 @@ from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.endpoint import TIMEOUT, Api
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.errors import BusError, ConfigurationError, RequestError, Unavailable, invalid_field
+from pagewire.shared.errors import BusError, ConfigurationError, RequestError, invalid_field
 from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
@@ -114,15 +114,20 @@ async def _answer(client: AsyncClient, line: Line) -> Outcome:
         try:
             body = await _body(client, line, request_id)
             break
-        except (BusError, RequestError) as failure:
-            no_broker = Unavailable("the broker does not answer", BROKER_RETRY_MS)
-            error = failure if isinstance(failure, RequestError) else no_broker
-            if error.retryable and error.retry_after_ms is not None and retries:
-                await asyncio.sleep(error.retry_after_ms / 1000)
+        except (BusError, RequestError) as error:
+            if retries and (wait_ms := _wait_ms(error)) is not None:
+                await asyncio.sleep(wait_ms / 1000)
                 continue
             status, body = errors.body_of(error, line.url)
             break
     return Outcome(f"batch_req_{request_id}", line.custom_id, Response(status, request_id, msgspec.Raw(body)))
+
+
+def _wait_ms(error: BusError | RequestError) -> int | None:
+    """Returns the milliseconds after which a request is sent again; None: that is of no use."""
+    if isinstance(error, BusError):
+        return BROKER_RETRY_MS
+    return error.retry_after_ms if error.retryable else None
 
 
 async def _body(client: AsyncClient, line: Line, request_id: str) -> bytes:
