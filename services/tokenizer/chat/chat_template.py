@@ -124,8 +124,10 @@ class ChatTemplate:
         messages, tools = conversation.messages, conversation.tools if conversation.tools_as_text else None
         if tools or not self.rules.shows_calls:
             messages = with_text_tools(messages, tools or ())
-        mended, as_sent = formed(messages, self.rules), formed(messages, _with_systems(self.rules))
-        return as_sent if as_sent != mended and self._shows(as_sent, conversation) else mended
+        mended, taking = formed(messages, self.rules), _with_systems(self.rules)
+        if taking == self.rules or (as_sent := formed(messages, taking)) == mended:
+            return mended
+        return as_sent if self._shows(as_sent, conversation) else mended
 
     def _shows(self, messages: Sequence[Message], conversation: Conversation) -> bool:
         """Returns whether the template renders messages and shows all texts that are not beside calls."""
