@@ -50,7 +50,7 @@ class TorchCollectives(Collectives):
 
     @override
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives`.
+        """Adds up `x` in place, as `Collectives` says.
 
         Raises:
             DeviceLost: a rank is gone.
@@ -63,7 +63,7 @@ class TorchCollectives(Collectives):
 
     @override
     def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See `Collectives`.
+        """Joins the parts of all ranks, as `Collectives` says.
 
         Raises:
             DeviceLost: a rank is gone.
