@@ -101,12 +101,15 @@ def _small(known: dict[str, Any]) -> dict[str, Any]:
     return changes | _IDS
 
 
+_SHARED_KV = {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     # The last two layers take keys and values from the one before them that attends as they do.
-    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3n_text": _SHARED_KV,
+    "gemma4_text": _SHARED_KV | {"use_double_wide_mlp": True},
+    "gemma4_unified_text": _SHARED_KV | {"use_double_wide_mlp": True},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},  # as all published ones

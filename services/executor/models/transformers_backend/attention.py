@@ -40,10 +40,16 @@ class Mask:
     def __getattr__(self, name: str) -> Any:
         raise ConfigurationError("it reads the mask of attention itself")
 
+    def __getitem__(self, parts: tuple[Any, ...]) -> "Mask":
+        """Returns the mask itself for all positions: Gemma 4 cuts off queries that need no logits, and all need them."""
+        if any(part not in (slice(None), slice(0, None)) for part in parts):
+            self._read()
+        return self
+
     def _read(self, *_others: Any) -> Any:
         return self.shape
 
-    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __rsub__ = __invert__ = _read
+    __add__ = __radd__ = __mul__ = __rmul__ = __rsub__ = __invert__ = _read
 
 
 def _attend(
