@@ -17,7 +17,7 @@ from pagewire.shared.errors import ModelNotFound
 from tests.pagewire.serving import Served, run, serving
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import PATIENCE, until
-from tools.experiments.several_models import PROMPTS, clients, send
+from tools.experiments.faults.several_models import PROMPTS, clients, send
 
 pytestmark = pytest.mark.anyio
 

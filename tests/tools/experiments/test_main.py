@@ -3,8 +3,9 @@
 import pytest
 
 from pagewire.shared.errors import ConfigurationError
-from tools.experiments import lease
-from tools.experiments.__main__ import EXPERIMENTS, main
+from tools.experiments.__main__ import main
+from tools.experiments._common.experiment_files import EXPERIMENTS
+from tools.experiments.speed import lease
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

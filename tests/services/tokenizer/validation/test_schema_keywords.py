@@ -15,8 +15,8 @@ from pagewire.services.tokenizer.validation.schema_keywords import HOSTNAME, MOS
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 from tests.support.schemas import checker, draw, takes
-from tools.experiments.random_values import Unfinished
-from tools.experiments.schemas import validator
+from tools.experiments.correctness.inputs.random_values import Unfinished
+from tools.experiments.correctness.schemas import validator
 
 NUMBER = {"type": "number"}
 
