@@ -17,7 +17,7 @@ def test_a_chart_is_a_picture_with_every_line_inside_it() -> None:
     assert {"a < b & c", "x", "y", "one", "two", "8", "40"} <= {text.strip() for text in texts if text}
 
 
-def test_higher_is_further_up() -> None:
+def test_higher_values_are_further_up() -> None:
     picture = ET.fromstring(chart("", "", "", {"": [(1, 10), (2, 20)]}))
     line = picture.find(f"{SVG}polyline")
     assert line is not None

@@ -7,7 +7,7 @@ from tools.experiments.correctness import structured
 from tools.experiments.correctness.structured import Outputs, Times, output_table, time_table
 
 
-def test_shares_and_ratios() -> None:
+def test_the_tables_have_shares_and_ratios() -> None:
     lines = output_table([Outputs("old", 600, 587, 300, 299), Outputs("new", 2, 2, 2, 2, tokens=100, rows=80.0)])
     assert lines[-2:] == ["| old | 600 | 587 (97.8%) | 300 | 299 |  |", "| new | 2 | 2 (100.0%) | 2 | 2 | 0.80 |"]
     rows = time_table([Times("a", [20.0, 22.0], [20.0, 20.0], [2.0]), Times("b", [21.0, 21.42], [21.0, 21.0], [2.5])])

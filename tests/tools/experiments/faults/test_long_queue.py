@@ -10,7 +10,7 @@ from tools.experiments.faults import long_queue
 from tools.experiments.faults.long_queue import Outcome, note, table
 
 
-def test_a_row_counts_what_became_of_the_requests() -> None:
+def test_a_row_counts_exact_and_failed_requests() -> None:
     outcome = Outcome("kill")
     request = Request(0, "nats", "greedy", "Once", {})
     for wait, verdict in ((3.0, Verdict("exact")), (5.5, Verdict("lost", "it was not queued"))):

@@ -7,7 +7,7 @@ from tools.experiments.faults import rolling_change
 from tools.experiments.faults.rolling_change import HERE, table
 
 
-def test_a_row_says_how_the_services_were_changed_and_what_became_of_the_requests() -> None:
+def test_a_row_has_the_manner_of_the_change_and_its_requests() -> None:
     change = {"name": "back", "beside": True, "seconds": 41.2, "requests": 70, "refused": 3, "failures": ["lost: r"]}
     lines = table([change, change | {"beside": False, "failures": []}])
     assert lines[2:] == [

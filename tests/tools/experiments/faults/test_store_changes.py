@@ -7,7 +7,7 @@ from tools.experiments.faults import store_changes
 from tools.experiments.faults.store_changes import table
 
 
-def test_a_row_counts_what_became_of_the_streams() -> None:
+def test_a_row_counts_exact_delayed_and_failed_streams() -> None:
     raw = {"change": "purge", "rounds": 2, "exact": 8, "delays": [1.0, 4.04, 2.0], "failures": ["Internal: no"]}
     quiet = {"change": "pause", "rounds": 2, "exact": 80, "delays": [], "failures": []}
     lines = table([raw, quiet])

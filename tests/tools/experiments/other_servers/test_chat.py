@@ -9,7 +9,7 @@ from tools.experiments.other_servers import chat
 from tools.experiments.other_servers.chat import Answer, Round, read_questions, table
 
 
-def test_medians_of_the_rounds() -> None:
+def test_the_table_has_medians_of_the_rounds() -> None:
     rounds = [
         Round(clients=clients, seconds=2.0, requests=4, tokens=tokens, ttft_ms=ttft, tpot_ms=10.0)
         for clients in (8, 1)
@@ -22,13 +22,13 @@ def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
     assert Answer(tokens=5, first=1.0, last=3.0).per_token == 0.5
 
 
-def test_the_questions_are_those_of_mt_bench() -> None:
+def test_mt_bench_has_80_first_questions() -> None:
     questions = read_questions()
     assert len(questions) == 80
     assert questions[0].startswith("Compose an engaging travel blog post about a recent trip to Hawaii")
 
 
-def test_a_server_that_is_not_there_ends_it() -> None:
+def test_a_missing_server_ends_the_experiment() -> None:
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:1"):
         chat.main(["--url", "http://127.0.0.1:1/", "--clients", "1", "--rounds", "1"])
 

@@ -66,7 +66,7 @@ def test_raw_results_are_compared_by_model_and_clients() -> None:
     assert headline(runs) == "nano, greedy: 2.0; s135, temperature 1: 4.0"
 
 
-def test_without_vllm_it_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_vllm_is_named_with_its_installation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         vllm_cpu.main([str(tmp_path / "nothing")])
     assert "setup_vllm_cpu.sh" in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_both_servers_are_started_and_driven(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.full
-def test_a_request_that_is_not_answered_ends_it(tmp_path: Path) -> None:
+def test_an_unanswered_request_ends_the_experiment(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="only 7 of 8 requests"):
         vllm_cpu.main([peer(tmp_path, lost=1), "--rounds", "1"])
 

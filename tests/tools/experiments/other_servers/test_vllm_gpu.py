@@ -44,7 +44,7 @@ def test_the_requests_of_a_stage_have_its_lengths_and_times(tmp_path: Path) -> N
     assert 1 < moments[-1] < 10, "100 requests at 32/s"
 
 
-def test_without_vllm_it_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_vllm_is_named_with_its_installation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tools.experiments.__main__ import main
 
     arguments = ["vllm_gpu", str(tmp_path), "--sides", "vllm", "--packages", str(tmp_path / "nothing")]

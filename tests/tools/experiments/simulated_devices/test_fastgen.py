@@ -52,7 +52,9 @@ def test_a_smaller_budget_is_smoother() -> None:
     assert small["itl_p95"] < large["itl_p95"] / 2
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_tables_and_writes_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(fastgen, "PAIRS", ((1200, 60),))
     output = tmp_path / "fastgen.json"
     assert main(["--requests", "20", "--clients", "1", "16", "--jobs", "1", "--output", str(output)]) == 0

@@ -37,7 +37,7 @@ def test_the_table_has_every_figure() -> None:
 
 
 @pytest.mark.full
-def test_an_overload_is_refused_and_what_is_admitted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overload_is_refused_and_admitted_requests_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload, "OUTPUTS", (10, 40))
     output = tmp_path / "overload.json"
     arguments = ["--streams", "8", "--steady", "6", "--seconds", "6", "--max-queue-wait", "2s"]

@@ -7,7 +7,7 @@ from tools.experiments.simulated_devices import sim
 from tools.experiments.simulated_devices.sim import Figures, curve, table
 
 
-def test_figures_stand_beside_those_of_one_replica() -> None:
+def test_figures_are_shown_relative_to_one_replica() -> None:
     runs = [Figures(1, 9, 100.0, 0.02, 0.1, 0.7, 0.7, 1.0), Figures(4, 9, 390.0, 0.025, 0.2, 0.63, 0.7, 1.125)]
     lines = table(runs)
     assert "simulated" in lines[0]

@@ -16,12 +16,12 @@ def test_texts_that_repeat_themselves_are_generated_in_fewer_steps() -> None:
     assert run.seconds_drafting < run.seconds_without / 2
 
 
-def test_texts_without_a_repetition_take_the_time_that_they_take_without_drafts() -> None:
+def test_texts_without_a_repetition_take_no_longer_with_drafts() -> None:
     run = replayed("chat", [Text(40, [*range(200)])], 1, ROOFLINE, host=0.0005)
     assert (run.drafted, run.rows) == (0, run.tokens)
     assert run.seconds_drafting == run.seconds_without
 
 
-def test_a_line_of_the_table() -> None:
+def test_the_table_has_rates_and_accepted_shares() -> None:
     run = Run("code", 8, 1000, 10.0, 4.0, steps=50, rows=400, drafted=500, accepted=400, search_ms=0.1)
     assert table([run])[-1] == "| code, 8 | 100 | 250 | 2.50 | 10.0 | 0.80 | 2.50 |"

@@ -7,7 +7,7 @@ from tools.experiments.speed import lease
 from tools.experiments.speed.lease import Run, table
 
 
-def test_shares_and_ratios() -> None:
+def test_the_table_has_shares_and_ratios() -> None:
     runs = [
         Run(1, [10.0, 30.0, 20.0], waiting_s=2.0, busy_s=7.0, wall_s=10.0, sampled=500),
         Run(8, [22.0, 20.0, 24.0], waiting_s=0.1, busy_s=9.5, wall_s=10.0, sampled=700),

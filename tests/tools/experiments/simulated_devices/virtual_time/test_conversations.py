@@ -4,7 +4,7 @@ from pagewire.bench._common.loads import sharegpt_lengths
 from tools.experiments.simulated_devices.virtual_time.conversations import LONGEST, TURNS, Client
 
 
-def test_a_prompt_is_what_was_said_before_and_a_question() -> None:
+def test_a_prompt_repeats_the_conversation_and_adds_a_question() -> None:
     client = Client(0, seed=1, think=1.0)
     grown = 0
     prompt, answer = client.ask(0.0).prompt, [7, 8, 9]

@@ -6,7 +6,7 @@ from tests.tools.experiments.simulated_devices.virtual_time.cases import request
 from tools.experiments.simulated_devices.virtual_time.figures import figures, mean
 
 
-def test_figures_of_a_run() -> None:
+def test_a_run_has_rates_latencies_and_waste() -> None:
     run = figures(serve(request(0.0, 100, 4), request(1.0, 100, 4, first=500)))
     span = 1.0 + 41.03e-3
     assert run["requests_per_s"] == pytest.approx(2 / span)
@@ -26,5 +26,5 @@ def test_a_request_of_one_token_has_no_time_per_token() -> None:
     assert "itl_median" not in run
 
 
-def test_mean_over_seeds() -> None:
+def test_figures_are_means_over_seeds() -> None:
     assert mean([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 2.0}]) == {"a": 2.0, "b": 2.0}

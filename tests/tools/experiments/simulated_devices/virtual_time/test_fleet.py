@@ -40,7 +40,7 @@ def run(replicas: int, requests: list[Request], slots: int = 16) -> Fleet:
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_everyone_is_served_once(load: list[tuple[float, int, int]], replicas: int, slots: int) -> None:
+def test_every_request_is_served_once(load: list[tuple[float, int, int]], replicas: int, slots: int) -> None:
     requests = [request(*parts, first=i) for i, parts in enumerate(load)]
     run(replicas, requests, slots)
     assert [len(r.tokens_at) for r in requests] == [r.output for r in requests]
@@ -55,7 +55,7 @@ def test_a_prompt_finds_the_replica_that_has_its_beginning() -> None:
     assert all(fleet.computed)
 
 
-def test_a_crowd_is_shared_although_nobody_is_heard_in_time() -> None:
+def test_a_crowd_is_shared_before_any_replica_reports_its_load() -> None:
     crowd = [request(1.0 + i * 1e-4, 40, 10, first=100 * i) for i in range(400)]
     computed = run(4, crowd).computed
     assert max(computed) / (sum(computed) / 4) < 1.1

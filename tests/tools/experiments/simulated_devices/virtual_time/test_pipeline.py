@@ -26,7 +26,7 @@ from tests.tools.experiments.simulated_devices.virtual_time.cases import INSTANT
 from tools.experiments.simulated_devices.virtual_time.pipeline import Host, VirtualPipeline
 
 
-def test_one_request_alone() -> None:
+def test_a_lone_request_takes_the_time_of_its_steps() -> None:
     trace = serve(request(0.5, prompt=100, output=4))
     (served,) = trace.requests
     assert served.ttft == pytest.approx(10e-3 + 100 * 10e-6)
@@ -41,7 +41,7 @@ def test_a_long_prompt_is_split_to_the_budget() -> None:
     assert served.ttft == pytest.approx(3 * 10e-3 + 300 * 10e-6)
 
 
-def test_an_arrival_waits_for_the_step_that_runs_and_the_one_queued_behind_it() -> None:
+def test_an_arrival_waits_for_the_running_and_the_queued_step() -> None:
     first, late = request(0, 10, 50), request(25e-3, 10, 1, first=100)
     serve(first, late)
     steps = [at for at in first.tokens_at if at > late.at]
@@ -71,7 +71,7 @@ def test_a_scheduler_is_one_thread() -> None:
     assert max(r.ttft for r in served) >= 300e-3
 
 
-def test_closed_loop() -> None:
+def test_a_closed_loop_sends_the_next_request_at_the_end_of_the_last() -> None:
     left = [request(0, 10, 5, first=100), request(0, 10, 5, first=200)]
 
     def following(ended: Request) -> Request | None:
@@ -85,7 +85,7 @@ def test_closed_loop() -> None:
     assert trace.requests[2].at == trace.requests[1].tokens_at[-1]
 
 
-def test_a_small_pool_preempts_and_still_serves_everyone() -> None:
+def test_a_small_pool_preempts_and_still_serves_every_request() -> None:
     crowd = [request(i * 1e-3, 40, 60, first=100 * i) for i in range(8)]
     trace = serve(*crowd, within=limits(blocks=24))
     assert trace.preemptions > 0
@@ -98,7 +98,9 @@ def test_a_small_pool_preempts_and_still_serves_everyone() -> None:
     st.sampled_from([1, 2, 8]),
     st.booleans(),
 )
-def test_everyone_gets_all_tokens_in_order(load: list[tuple[float, int, int]], window: int, asynchronous: bool) -> None:
+def test_every_request_gets_all_tokens_in_order(
+    load: list[tuple[float, int, int]], window: int, asynchronous: bool
+) -> None:
     host = Host(asynchronous=asynchronous)
     trace = serve(*(request(*parts, first=i) for i, parts in enumerate(load)), host=host, within=limits(window=window))
     assert len(trace.requests) == len(load)

@@ -43,7 +43,7 @@ def test_a_prompt_beyond_the_cap_runs_alone() -> None:
     assert sorted(len(r.tokens_at) for r in trace.requests) == [3, 3]
 
 
-def test_without_prompts_both_are_the_same() -> None:
+def test_without_prompts_both_schedulers_give_the_same_times() -> None:
     load = [(0, 10, 30), (0.5, 10, 30)]
     both = [
         serve(*(request(*parts, first=50 * i) for i, parts in enumerate(load)), table=table)

@@ -64,7 +64,7 @@ def test_throughput_is_over_the_whole_time() -> None:
     assert throughput(requests) == pytest.approx(3 / 8)
 
 
-def test_effective_throughput_counts_those_that_met_the_level() -> None:
+def test_effective_throughput_counts_requests_that_met_the_level() -> None:
     requests = [served(0.0, 512, 1.0, 0.1), served(0.0, 512, 1.5, 0.1), served(2.0, 512, 1.0, 1.0)]
     assert effective_throughput(requests, FASTGEN[1]) == pytest.approx(1 / 4)
 

@@ -26,7 +26,7 @@ def output(step: int, *rows: tuple[int, int, int, int]) -> StepOutput:
     return StepOutput(1, step, step + 1, sequences, starts, counts, tokens, finishes, elapsed_us=0)
 
 
-def test_a_prompt_half_written() -> None:
+def test_unwritten_positions_of_a_prompt_are_waste() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, list(range(40))))
     assert scheduler.schedule(0.0, None).plan is not None
@@ -37,7 +37,7 @@ def test_a_prompt_half_written() -> None:
     assert waste.queued == [10 / allocated]
 
 
-def test_blocks_of_the_next_step_are_apart_from_those_of_later_ones() -> None:
+def test_the_waste_tells_the_next_steps_blocks_from_later_ones() -> None:
     scheduler, waste = policy(), Waste()
     scheduler.add(sequence(1, list(range(40))))
     scheduler.schedule(0.0, None)
