@@ -23,7 +23,7 @@ def test_every_requirement_is_pinned(text: str) -> None:
     assert all(version in requirement.specifier for version in versions), f"{text}: run `make lock`"
 
 
-def test_every_line_has_hashes_and_none_has_an_address() -> None:
+def test_every_line_has_hashes_and_no_line_an_address() -> None:
     lines = [line for line in LOCK.splitlines() if not line.startswith(("#", " "))]
     assert len(lines) == len(PINNED)
     assert "://" not in LOCK

@@ -74,7 +74,7 @@ def test_the_library_is_imported_from_a_project_with_the_same_names(installed: P
     assert _run(str(installed / "bin" / "python"), "-c", code, cwd=project) == "pagewire.llm\n"
 
 
-def test_the_wheel_serves_without_a_compiler_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
+def test_the_wheel_serves_without_a_compiler_beside_equal_names(installed: Path, project: Path) -> None:
     programs = project / "programs"
     programs.mkdir()
     (programs / "nats-server").symlink_to(find_server())

@@ -36,7 +36,7 @@ async def test_large_refused_requests_leave_the_memory_as_it_was(stack: Address,
 
 
 @pytest.mark.parametrize(("kind", "connections", "start", "dripping"), sieges(slow=300, idle=2000))
-async def test_connections_that_only_take_room_delay_nobody(
+async def test_connections_that_only_take_room_delay_no_request(
     stack: Address, kind: str, connections: int, start: bytes, dripping: bytes
 ) -> None:
     before = resident_bytes()["gateway"]
@@ -46,7 +46,7 @@ async def test_connections_that_only_take_room_delay_nobody(
         assert (resident_bytes()["gateway"] - before) / 1e6 < ALLOWED_GROWTH, kind
 
 
-def test_tables() -> None:
+def test_the_tables_have_memory_and_its_growth() -> None:
     growth = Growth("not JSON (HTTP)", "gateway", 1000, 61.6, 65.2, 80.8)
     assert attack.floods_table([growth])[2] == "| not JSON (HTTP) | gateway | 1000 | 62 | 65 | 81 | +16 |"
     assert attack.sieges_table([Siege("idle", 2000, 4.4, 12.0)])[2] == "| idle | 2000 | 4 | +12 |"

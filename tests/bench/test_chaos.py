@@ -16,7 +16,7 @@ def test_a_fault_that_does_not_exist_is_refused(wrong: str, capsys: pytest.Captu
 
 
 @pytest.mark.full
-def test_a_short_run_with_two_executors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_with_two_executors_loses_no_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "chaos.json"
     few = ["--kinds", "kill:executor,stop:scheduler", "--executors", "2", "--clients", "4", "--minutes", "0.2"]
     model = ["--device", "sim:h100", "--model", "smollm2-135m-instruct"]

@@ -9,7 +9,7 @@ NAMES = [module.name for module in pkgutil.iter_modules(pagewire.bench.__path__)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_benchmark_says_what_it_measures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_benchmark_describes_its_measurement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", name, "--help"])
     assert ended.value.code == 0

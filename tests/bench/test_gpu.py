@@ -53,7 +53,7 @@ def test_unknown_parts_and_models_are_refused(arguments: list[str]) -> None:
         gpu.main(arguments)
 
 
-def test_the_promised_cells() -> None:
+def test_the_grid_has_the_documented_cells() -> None:
     assert gpu.ROWS == (1, 8, 32, 64, 128, 256)
     assert gpu.CONTEXTS == (512, 4096, 16384)
     assert set(gpu.MODELS) == {"llama-3-8b", "qwen3-0.6b", "qwen3-14b"}

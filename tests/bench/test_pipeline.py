@@ -7,7 +7,7 @@ from pagewire.bench import pipeline
 from pagewire.bench.pipeline import Figures, table, waiting_table
 
 
-def test_rates_and_costs() -> None:
+def test_the_table_has_rates_and_cpu_costs() -> None:
     run = Figures("nats", 256, 2.0, 1000, 500, {"scheduler": 1.26, "client": 3.0})
     assert run.rate == 500
     head, _, line = table([run])
@@ -15,7 +15,7 @@ def test_rates_and_costs() -> None:
     assert line == "| nats, 256 streams, 2 s | 500 | 0.50 | 3.0 |  | 1.3 |  |  |  |  |"
 
 
-def test_waiting_streams_and_the_memory_of_the_gateway() -> None:
+def test_the_table_has_waiting_streams_and_the_gateways_memory() -> None:
     run = Figures("http", 8, 2.0, 1000, 500, {}, waiting=30, answered=38, gateway_mb=[60.0, 62.04, 61.0])
     assert waiting_table([run])[-1] == "| 8 active, 30 waiting | 38 | 0 | 60.0 | 62.0 | 61.0 |"
 

@@ -44,7 +44,7 @@ def test_answers_are_checked(question: Question, answer: str, right: bool) -> No
     assert question.is_right(answer) is right
 
 
-def test_shares_and_equal_tokens() -> None:
+def test_the_table_has_right_answers_and_equal_tokens() -> None:
     questions = [Question("one?"), Question("two?"), Question("three?")]
     ours = run("auto", [1, 2], [3, 4], [5], right=[True, False, False])
     theirs = run("transformers", [1, 2], [3, 9], [5, 6], right=[True, True, False])
@@ -59,7 +59,7 @@ def test_shares_and_equal_tokens() -> None:
     ]
 
 
-def test_perplexities_beside_the_first() -> None:
+def test_the_table_has_perplexities_relative_to_the_first() -> None:
     runs = [Run("float32", [], [], [True], 20.0), Run("int8", [], [], [True], 20.1)]
     assert table(runs, None)[2:] == [
         "| float32 | 1 of 1 | 100.0% |  | 20.000 (+0.00%) |",

@@ -13,7 +13,7 @@ from pagewire.bench.serve import Record, arrivals, goal, summarize
 from tests.bench.common.test_event_stream import chunked, server
 
 
-def test_latencies_are_vllms() -> None:
+def test_latencies_are_defined_as_in_vllm() -> None:
     record = Record(sent=1.0, chunks=[0.2, 0.3, 0.6], ended=0.6, prompt_tokens=5, tokens=5)
     assert record.ttft == 0.2
     assert record.tpot == pytest.approx(0.1)
@@ -28,7 +28,7 @@ def test_latencies_are_vllms() -> None:
     assert figures["milliseconds"]["itl"]["p99"] == pytest.approx(298)
 
 
-def test_arrivals() -> None:
+def test_arrivals_have_the_rate_and_the_burstiness() -> None:
     draw = random.Random(0)
     assert arrivals(3, float("inf"), 1.0, draw) == [0.0] * 3
 
@@ -43,13 +43,13 @@ def test_arrivals() -> None:
     assert variation(100.0) == pytest.approx(0.1, rel=0.1)
 
 
-def test_goals() -> None:
+def test_a_goal_has_a_latency_and_a_limit() -> None:
     assert goal("ttft:250") == ("ttft", 0.25)
     with pytest.raises(Exception, match="itl:3 is no limit"):
         goal("itl:3")
 
 
-def test_a_run_counts_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_counts_answers_failures_and_goodput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [
         {"choices": [{"index": 0, "text": "a"}]},
         {"choices": [{"index": 0, "text": "b", "finish_reason": "length"}]},

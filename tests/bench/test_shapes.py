@@ -19,12 +19,12 @@ def test_a_folder_has_configuration_and_tokenizer(name: str, tmp_path: Path) -> 
     assert len(tokenizer) <= config["vocab_size"]
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_folder_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["qwen3-0.6b", str(tmp_path)]) == 0
     assert "qwen3-0.6b without weights" in capsys.readouterr().out
 
 
-def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["gpt-9", str(tmp_path)])
     assert "llama-3-70b" in capsys.readouterr().err

@@ -34,7 +34,7 @@ SECONDS = 1200.0
 def install(requirement: str) -> Path:
     """Returns the Python of an environment that holds a requirement and nothing else."""
     if requirement == VLLM:
-        setup = SCRIPTS.parents[1] / "tools" / "experiments" / "vllm" / "setup_vllm_cpu.sh"
+        setup = SCRIPTS.parents[1] / "tools" / "experiments" / "other_servers" / "vllm" / "setup_vllm_cpu.sh"
         done = subprocess.run(["bash", setup, ENVIRONMENTS], check=True, stdout=subprocess.PIPE, text=True)
         return Path(done.stdout.split()[-1]).with_name("python")
     folder = ENVIRONMENTS / requirement.replace("==", "-")

@@ -48,7 +48,7 @@ class Recording(msgspec.Struct, frozen=True):
     method: str
     path: str
     version: str
-    """Of HTTP: 1.0 or 1.1."""
+    """Version of HTTP: 1.0 or 1.1."""
     headers: dict[str, str]
     body: Any
     answer: list[str] = []

@@ -157,7 +157,7 @@ def test_an_echo_begins_with_the_prompt(sdk: Any) -> None:
     assert sdk.complete(echo=True, max_tokens=0).choices[0].text == PROMPT
 
 
-def test_logprobs_of_a_completion(sdk: Any) -> None:
+def test_a_completion_has_logprobs(sdk: Any) -> None:
     logprobs = sdk.complete(logprobs=2).choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == 6
     assert all(len(top) in {2, 3} for top in logprobs.top_logprobs)
@@ -180,11 +180,11 @@ def test_vllms_fields_go_beside_openais(sdk: Any) -> None:
     assert sdk.complete(temperature=1, seed=2, extra_body=extra).usage.completion_tokens == 6
 
 
-def test_the_best_of_several(sdk: Any) -> None:
+def test_best_of_returns_the_best_answer(sdk: Any) -> None:
     assert len(sdk.complete(best_of=3, temperature=1, seed=1).choices) == 1
 
 
-def test_a_regular_expression(sdk: Any) -> None:
+def test_an_answer_follows_a_regular_expression(sdk: Any) -> None:
     text = sdk.complete(extra_body={"structured_outputs": {"regex": "[0-9]{3}"}}).choices[0].text
     assert text.isdigit()
     assert len(text) == 3
@@ -201,7 +201,7 @@ def test_a_chat_and_its_stream_are_equal(sdk: Any) -> None:
     assert parts[-1].choices[0].finish_reason == whole.finish_reason
 
 
-def test_the_usage_of_a_stream(sdk: Any) -> None:
+def test_a_stream_has_usage_on_request(sdk: Any) -> None:
     *parts, last = sdk.chat(stream=True, stream_options={"include_usage": True})
     assert all(part.usage is None for part in parts)
     assert last.usage.completion_tokens == 6
@@ -211,7 +211,7 @@ def test_null_fields_count_as_missing(sdk: Any) -> None:
     assert sdk.chat(stop=None, seed=None, tools=None, extra_body={"top_k": None}).choices
 
 
-def test_logprobs_of_a_chat(sdk: Any) -> None:
+def test_a_chat_has_logprobs(sdk: Any) -> None:
     content = sdk.chat(logprobs=True, top_logprobs=2).choices[0].logprobs.content
     assert [len(token.top_logprobs) for token in content] == [2] * 6
     streamed = [token for part in sdk.chat(logprobs=True, stream=True) for token in _logprobs(part)]
@@ -223,11 +223,11 @@ def _logprobs(part: Any) -> list[Any]:
     return [] if found is None else found.content
 
 
-def test_several_answers(sdk: Any) -> None:
+def test_a_chat_has_several_answers(sdk: Any) -> None:
     assert [choice.index for choice in sdk.chat(n=3, temperature=1, seed=1).choices] == [0, 1, 2]
 
 
-def test_the_newer_limit_comes_first(sdk: Any) -> None:
+def test_the_newer_token_limit_wins(sdk: Any) -> None:
     assert sdk.chat(max_completion_tokens=2).usage.completion_tokens == 2
 
 
@@ -239,17 +239,17 @@ def test_content_may_be_parts_and_roles_all_of_openais(sdk: Any) -> None:
     assert sdk.chat(messages=messages).choices[0].message.role == "assistant"
 
 
-def test_an_answer_that_follows_a_schema(sdk: Any) -> None:
+def test_an_answer_follows_a_schema(sdk: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": City.model_json_schema()}}
     City.model_validate_json(sdk.chat(response_format=form, max_tokens=LONG).choices[0].message.content)
 
 
-def test_an_answer_is_parsed(client: openai.OpenAI) -> None:
+def test_the_sdk_parses_an_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=City, max_tokens=LONG)
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
-def test_a_stream_with_the_packages_own_helper(client: openai.OpenAI) -> None:
+def test_the_sdks_stream_helper_collects_a_chat(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL, messages=HELLO, max_tokens=LONG, extra_body=saying("Yes.")
     ) as stream:
@@ -260,7 +260,7 @@ def test_a_stream_with_the_packages_own_helper(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_that_must_be_called(sdk: Any, choice: Any, stream: bool) -> None:
+def test_a_required_tool_is_called(sdk: Any, choice: Any, stream: bool) -> None:
     found = sdk.chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=LONG, stream=stream)
     if stream:
         calls = [call for part in found for call in part.choices[0].delta.tool_calls or ()]
@@ -272,13 +272,13 @@ def test_a_tool_that_must_be_called(sdk: Any, choice: Any, stream: bool) -> None
     assert json.loads(arguments).keys() == {"city", "day"}
 
 
-def test_a_tool_that_the_model_chooses(sdk: Any) -> None:
+def test_a_tool_is_called_where_the_model_chooses_it(sdk: Any) -> None:
     (choice,) = sdk.chat(tools=[TOOL], max_tokens=60, extra_body=saying(CALL) | AT_ONCE).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris", "day": 1}
 
 
-def test_the_result_of_a_tool(sdk: Any) -> None:
+def test_a_tools_result_is_answered(sdk: Any) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
     turns = [
         *HELLO,
@@ -306,7 +306,7 @@ def test_a_response_and_its_stream_are_equal(sdk: Any) -> None:
     assert events[-1].response.output_text == whole.output_text
 
 
-def test_a_response_with_the_packages_own_helper(client: openai.OpenAI) -> None:
+def test_the_sdks_stream_helper_collects_a_response(client: openai.OpenAI) -> None:
     said: Any = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
     with client.responses.stream(model=MODEL, input="Hi.", text=said, max_output_tokens=LONG) as stream:
         for _ in stream:
@@ -317,7 +317,7 @@ def test_a_response_with_the_packages_own_helper(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_function_call_of_a_response(sdk: Any, stream: bool) -> None:
+def test_a_response_has_its_function_call(sdk: Any, stream: bool) -> None:
     found = sdk.respond(
         tools=[FLAT_TOOL], tool_choice="required", parallel_tool_calls=False, max_output_tokens=LONG, stream=stream
     )
@@ -344,7 +344,7 @@ def test_the_output_of_a_response_is_input_of_the_next(sdk: Any) -> None:
     assert sdk.respond(input=turns).output_text
 
 
-def test_what_would_have_to_be_stored_is_refused(sdk: Any) -> None:
+def test_a_request_that_needs_stored_answers_is_refused(sdk: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         sdk.respond(previous_response_id="resp_1")
 
@@ -372,24 +372,24 @@ def test_a_wrong_field_is_named(sdk: Any, fields: dict[str, Any], param: str, st
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
 
 
-def test_an_unknown_model(sdk: Any) -> None:
+def test_an_unknown_model_is_not_found(sdk: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="other") as caught:
         sdk.chat(model="other")
     assert caught.value.code == "model_not_found"
 
 
-def test_a_prompt_beyond_the_context(sdk: Any) -> None:
+def test_a_prompt_beyond_the_context_is_refused(sdk: Any) -> None:
     with pytest.raises(openai.BadRequestError, match=str(CONTEXT)) as caught:
         sdk.complete(prompt=[5] * CONTEXT)
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_wrong_key(client: openai.OpenAI) -> None:
+def test_a_wrong_key_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").completions.create(model=MODEL, prompt="x")
 
 
-def test_what_is_not_there(client: openai.OpenAI) -> None:
+def test_embeddings_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings"):
         client.embeddings.create(model=MODEL, input="x")
 
@@ -402,13 +402,13 @@ def test_a_time_out_leaves_the_server_well(client: openai.OpenAI, sdk: Any) -> N
     assert sdk.complete().choices[0].text
 
 
-def test_a_stream_may_be_left(sdk: Any) -> None:
+def test_a_stream_that_is_left_harms_no_later_request(sdk: Any) -> None:
     with sdk.complete(stream=True, max_tokens=200, extra_body={"ignore_eos": True}) as stream:
         assert next(iter(stream)).choices
     assert sdk.complete().choices[0].text
 
 
-def test_the_headers_of_an_answer(client: openai.OpenAI) -> None:
+def test_an_answer_has_its_request_id_and_warnings_in_headers(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(
         model=MODEL, prompt="x", max_tokens=1, extra_headers={"X-Request-Id": "mine"}, extra_body={"max_token": 1}
     )
@@ -417,7 +417,7 @@ def test_the_headers_of_an_answer(client: openai.OpenAI) -> None:
     assert raw.parse()._request_id == "mine"
 
 
-def test_many_at_once_with_the_asynchronous_client(url: str) -> None:
+def test_the_asynchronous_client_gets_many_answers_at_once(url: str) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
             create = partial(client.completions.create, model=MODEL, temperature=0, max_tokens=6)
@@ -440,7 +440,7 @@ def test_a_message_and_its_stream_are_equal(claude: anthropic.Anthropic, message
     assert "".join(event.delta.text for event in events if event.type == "content_block_delta") == whole.content[0].text
 
 
-def test_a_stream_with_anthropics_own_helper(claude: anthropic.Anthropic) -> None:
+def test_anthropics_stream_helper_collects_a_message(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(model=MODEL, max_tokens=6, messages=HELLO) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
@@ -448,19 +448,19 @@ def test_a_stream_with_anthropics_own_helper(claude: anthropic.Anthropic) -> Non
     assert (final.content[0].text, final.usage.output_tokens) == (text, 6)
 
 
-def test_a_system_prompt_of_blocks(message: Any) -> None:
+def test_a_system_prompt_may_be_blocks(message: Any) -> None:
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     assert message(system=blocks).usage.input_tokens > 0
 
 
-def test_a_sequence_that_stops(message: Any) -> None:
+def test_a_stop_sequence_ends_a_message(message: Any) -> None:
     word = message().content[0].text.split()[1]
     stopped = message(stop_sequences=[word])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_of_anthropics(message: Any, stream: bool) -> None:
+def test_a_required_tool_of_anthropic_is_called(message: Any, stream: bool) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     found = message(tools=[ANTHROPICS_TOOL], tool_choice=choice, max_tokens=LONG, stream=stream)
     if stream:
@@ -475,7 +475,7 @@ def test_a_tool_of_anthropics(message: Any, stream: bool) -> None:
     assert given.keys() == {"city", "day"}
 
 
-def test_the_result_of_anthropics_tool(message: Any) -> None:
+def test_an_anthropic_tools_result_is_answered(message: Any) -> None:
     turns = [
         *HELLO,
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "get_weather", "input": {}}]},
@@ -485,13 +485,15 @@ def test_the_result_of_anthropics_tool(message: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": [ANTHROPICS_TOOL]}, {"system": "Be brief."}])
-def test_the_count_is_that_of_the_prompt(claude: anthropic.Anthropic, message: Any, fields: dict[str, Any]) -> None:
+def test_counted_tokens_equal_the_usage_of_the_prompt(
+    claude: anthropic.Anthropic, message: Any, fields: dict[str, Any]
+) -> None:
     usage = message(**fields).usage
     counted = claude.messages.count_tokens(model=MODEL, messages=HELLO, **fields).input_tokens
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
-def test_anthropics_errors(claude: anthropic.Anthropic, message: Any) -> None:
+def test_anthropics_errors_are_raised_as_their_types(claude: anthropic.Anthropic, message: Any) -> None:
     image = {"type": "image", "source": {"type": "url", "url": "x"}}
     with pytest.raises(anthropic.BadRequestError, match="messages"):
         message(messages=[{"role": "user", "content": [image]}])
@@ -506,5 +508,5 @@ def test_anthropics_errors(claude: anthropic.Anthropic, message: Any) -> None:
     assert message().content
 
 
-def test_anthropics_models(claude: anthropic.Anthropic) -> None:
+def test_anthropics_client_lists_the_model(claude: anthropic.Anthropic) -> None:
     assert [model.id for model in claude.models.list()] == [MODEL]

@@ -1,7 +1,7 @@
 """Texts that try to run, to load or to break something when a page shows them."""
 
 MARK = "PWNED"
-"""What every script here would write to the title of the page."""
+"""Text that every script here would write to the title of the page."""
 RUN = f"document.title='{MARK}'"
 AWAY = "http://192.0.2.1/x"
 """A server that nobody may ask: the address is reserved for documentation."""

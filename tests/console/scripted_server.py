@@ -31,7 +31,7 @@ BODY_LIMIT = 1 << 20
 
 @dataclass
 class Model:
-    """What the model says next.
+    """The next answer of the model.
 
     Attributes:
         text: the answer, whose words become tokens.

@@ -19,7 +19,7 @@ TEXT = (
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=list(WIDTHS))
-def test_axe_finds_nothing(browser: Browser, server: ScriptedServer, width: int, theme: Theme) -> None:
+def test_axe_finds_no_violation(browser: Browser, server: ScriptedServer, width: int, theme: Theme) -> None:
     if not AXE.exists():
         pytest.skip(f"{AXE} is missing: make test-console installs it")
     server.model.text = TEXT
@@ -50,7 +50,7 @@ def test_axe_finds_nothing(browser: Browser, server: ScriptedServer, width: int,
 
 
 def violations(view: Console) -> list[str]:
-    """What axe finds, one line each."""
+    """The violations that axe finds, one line each."""
     return [
         str(line)
         for line in view.page.evaluate(

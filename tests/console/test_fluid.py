@@ -25,7 +25,7 @@ def report(view: Console, name: str) -> None:
     assert median < SLOWEST_MEDIAN
 
 
-def test_an_answer_of_10000_tokens(view: Console, server: ScriptedServer) -> None:
+def test_the_page_stays_fluid_under_an_answer_of_10000_tokens(view: Console, server: ScriptedServer) -> None:
     paragraph = "Words of a *long* answer, with `code` and more words to fill the line until it ends. " * 5
     server.model.text = "\n\n".join(f"{paragraph}\n\n- one item\n- another item" for _ in range(113))
     server.model.pace = 0.05
@@ -37,7 +37,7 @@ def test_an_answer_of_10000_tokens(view: Console, server: ScriptedServer) -> Non
     report(view, "10,000 tokens")
 
 
-def test_500_requests(view: Console, server: ScriptedServer) -> None:
+def test_the_page_stays_fluid_under_500_requests(view: Console, server: ScriptedServer) -> None:
     log = server.gateway.requests
     view.page.get_by_role("link", name="Pipeline", exact=True).click()
     view.page.evaluate(MEASURE)
@@ -51,7 +51,7 @@ def test_500_requests(view: Console, server: ScriptedServer) -> None:
     report(view, "500 requests")
 
 
-def test_the_first_paint_and_the_size_of_all_files(view: Console) -> None:
+def test_the_page_is_painted_early_and_its_files_are_small(view: Console) -> None:
     paint, transferred, names = view.page.evaluate(
         """() => {
             const files = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]

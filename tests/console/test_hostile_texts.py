@@ -28,13 +28,13 @@ def assert_harmless(view: Console) -> None:
     assert view.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_forty_hostile_texts() -> None:
     assert len(HOSTILE) >= 40
     assert MARK in HOSTILE[0]
     assert any(AWAY in text for text in HOSTILE)
 
 
-def test_texts_of_a_model(view: Console, server: ScriptedServer) -> None:
+def test_hostile_texts_of_a_model_are_harmless(view: Console, server: ScriptedServer) -> None:
     for text in HOSTILE:
         server.model.text = text
         view.page.get_by_role("button", name="New conversation").click()
@@ -44,7 +44,7 @@ def test_texts_of_a_model(view: Console, server: ScriptedServer) -> None:
     assert_harmless(view)
 
 
-def test_texts_that_grow_are_shown_as_those_that_come_at_once(view: Console) -> None:
+def test_a_growing_text_is_shown_like_the_whole_text(view: Console) -> None:
     same = view.page.evaluate(
         """async (texts) => {
             const { MarkdownView } = await import("/console/parts/markdown_view.js");
@@ -69,7 +69,7 @@ def test_texts_that_grow_are_shown_as_those_that_come_at_once(view: Console) -> 
     assert same == []
 
 
-def test_texts_of_a_file(view: Console, tmp_path: Path) -> None:
+def test_hostile_texts_of_a_file_are_harmless(view: Console, tmp_path: Path) -> None:
     turns = {
         str(index): {
             "parent": str(index - 1) if index else "",
@@ -108,7 +108,7 @@ def test_texts_of_a_file(view: Console, tmp_path: Path) -> None:
     assert_harmless(view)
 
 
-def test_arguments_of_a_tool(view: Console, server: ScriptedServer) -> None:
+def test_hostile_arguments_of_a_tool_are_harmless(view: Console, server: ScriptedServer) -> None:
     server.calls_tools()
     view.page.locator("pw-settings summary", has_text="Tools").click()
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -123,7 +123,7 @@ def test_arguments_of_a_tool(view: Console, server: ScriptedServer) -> None:
     assert_harmless(view)
 
 
-def test_the_policy_stops_what_a_fault_of_the_page_would_let_through(view: Console) -> None:
+def test_the_policy_stops_markup_eval_and_images_of_a_faulty_page(view: Console) -> None:
     blocked = view.page.evaluate(
         """(away) => new Promise((resolve) => setTimeout(() => { // a task of the page: the debugger's may use eval
             const failed = [];

@@ -25,7 +25,7 @@ full = pytest.mark.full  # the others run in `make test-console`
 
 
 @full
-def test_an_answer_is_stopped_and_what_has_come_stays(view: Console, server: ScriptedServer) -> None:
+def test_a_stopped_answer_keeps_the_text_that_has_come(view: Console, server: ScriptedServer) -> None:
     server.model.holds = True
     cancels = len(server.gateway.responder.cancels)
     view.ask("Hi")

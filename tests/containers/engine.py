@@ -37,7 +37,7 @@ def containers(service: str = "", *, ended: bool = False) -> list[str]:
 
 
 def restarts(container: str) -> int:
-    """How often a container was restarted."""
+    """The number of restarts of a container."""
     return int(run(ENGINE, "inspect", container, "--format", "{{.RestartCount}}"))
 
 

@@ -24,7 +24,7 @@ Settings = dict[str, Any]
 
 
 class Tiny(NamedTuple):
-    """How the tiny model of an architecture is made and written."""
+    """The configuration and the keys of an architecture's tiny model."""
 
     family: str
     """Its `model_type` in transformers."""

@@ -32,7 +32,7 @@ GAP = 1e-3
 """Two best logits closer than this could change places by rounding: such a prompt is replaced by another."""
 ATTEMPTS = 20
 ROUNDS = 3
-"""How often the requests are sent together at most."""
+"""Most times that the requests are sent together."""
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 96,

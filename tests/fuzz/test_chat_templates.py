@@ -41,7 +41,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.anyio
-async def test_any_template_in_its_process() -> None:
+async def test_any_template_renders_or_is_refused_in_its_process() -> None:
     """A process per template, so that few are tried here."""
 
     async def check(source: bytes) -> None:
@@ -58,7 +58,7 @@ async def test_any_template_in_its_process() -> None:
     await asyncio.to_thread(fuzz, mutated(TEMPLATES, TOKENS), run, batch=1)
 
 
-def test_any_message_in_real_templates() -> None:
+def test_any_message_renders_or_is_refused_by_real_templates() -> None:
     """The template is a real one and the messages are strange."""
     templates = [ChatTemplate(chat_environment(), source.decode(), {"bos_token": "<s>"}) for source in TEMPLATES]
 

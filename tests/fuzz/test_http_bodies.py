@@ -96,7 +96,7 @@ def gateway() -> Iterator[tuple[LoopThread, Gateway]]:
 
 
 @pytest.mark.parametrize("path", APIS)
-def test_any_body(gateway: tuple[LoopThread, Gateway], path: str) -> None:
+def test_any_body_is_answered_or_refused(gateway: tuple[LoopThread, Gateway], path: str) -> None:
     thread, running = gateway
     assert isinstance(running.endpoints[path], Endpoint)
 
@@ -129,7 +129,7 @@ KNOWN = [
 ]
 
 
-def test_any_header(gateway: tuple[LoopThread, Gateway]) -> None:
+def test_any_header_is_answered(gateway: tuple[LoopThread, Gateway]) -> None:
     thread, running = gateway
 
     def check(headers: dict[str, str]) -> None:

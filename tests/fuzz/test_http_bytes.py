@@ -116,7 +116,7 @@ class Doors:
         assert not self.faults, "\n".join(self.faults)
 
 
-def test_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_bytes_on_a_connection_raise_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     doors = Doors()
     # uvicorn and the endpoints log what is raised, and nothing else as an error.
     for logger in (logging.getLogger("uvicorn.error"), endpoint._log):

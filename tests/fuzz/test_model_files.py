@@ -57,7 +57,7 @@ CONFIG = {
 }
 
 
-def test_any_configuration(folder: Path) -> None:
+def test_any_configuration_is_read_or_refused(folder: Path) -> None:
     sample = model_folder.read_config(folder)
 
     def check(data: bytes) -> None:
@@ -70,7 +70,7 @@ def test_any_configuration(folder: Path) -> None:
     fuzz(st.one_of(whole, whole, mutated([encode_json(sample)])), check, known, batch=20)
 
 
-def test_any_generation_config(folder: Path) -> None:
+def test_any_generation_config_is_read_or_refused(folder: Path) -> None:
     sample = {
         "temperature": 0.6,
         "top_p": 0.9,
@@ -88,7 +88,7 @@ def test_any_generation_config(folder: Path) -> None:
     fuzz(st.one_of(edited([sample]).map(encode_json), mutated([encode_json(sample)])), check)
 
 
-def test_any_weights(folder: Path) -> None:
+def test_any_weights_are_read_or_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     data = file.read_bytes()
     header = data[: 8 + int.from_bytes(data[:8], "little")]
@@ -111,7 +111,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_any_quantized_weights(name: str, tmp_path: Path) -> None:
+def test_any_quantized_weights_are_read_or_refused(name: str, tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, QUANTIZED[name])
     file, sample = folder / "model.safetensors", QUANTIZED[name].config
     data = file.read_bytes()
@@ -134,7 +134,7 @@ def test_any_quantized_weights(name: str, tmp_path: Path) -> None:
     fuzz(st.one_of(settings, headers), check, known, batch=5, share=0.3)
 
 
-def test_any_tokenizer(folder: Path) -> None:
+def test_any_tokenizer_is_read_or_refused(folder: Path) -> None:
     files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     originals = [file.read_bytes() for file in files]
 
@@ -152,7 +152,7 @@ def test_any_tokenizer(folder: Path) -> None:
     fuzz(st.one_of(*[st.tuples(st.just(i), mutated([data])) for i, data in enumerate(originals)]), check, batch=10)
 
 
-def test_any_gguf_file(tmp_path: Path) -> None:
+def test_any_gguf_file_is_read_or_refused(tmp_path: Path) -> None:
     path = from_checkpoint("llama", tmp_path / "model.gguf")
     data = path.read_bytes()
     size = data.rfind(b"token_embd") + 400

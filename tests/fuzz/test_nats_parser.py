@@ -30,7 +30,7 @@ class _Client:
     async def _process_info(self, _: object) -> None: ...
 
 
-def test_any_bytes() -> None:
+def test_any_bytes_are_parsed_or_refused() -> None:
     async def check(data: bytes, cuts: list[int]) -> None:
         def deliver(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
             read_headers(headers)

@@ -44,7 +44,7 @@ def stack() -> Iterator[tuple[LoopThread, Address]]:
     thread.close()
 
 
-def test_any_message_to_the_subjects_of_clients(stack: tuple[LoopThread, Address]) -> None:
+def test_any_message_to_the_subjects_of_clients_is_answered(stack: tuple[LoopThread, Address]) -> None:
     thread, address = stack
     client = Client()
     thread.run(client.connect(address.nats))
@@ -94,7 +94,7 @@ def test_any_message_to_the_subjects_of_clients(stack: tuple[LoopThread, Address
     thread.run(client.close())
 
 
-def test_any_request_to_the_routes_of_http(stack: tuple[LoopThread, Address]) -> None:
+def test_any_request_to_the_routes_of_http_is_answered(stack: tuple[LoopThread, Address]) -> None:
     thread, address = stack
     where = urllib.parse.urlsplit(address.http)
 

@@ -34,7 +34,7 @@ def loads(given: dict[str, object], environ: dict[str, str], file: Path | None) 
 
 
 @pytest.mark.parametrize(("suffix", "samples"), [(".toml", TOML), (".yaml", YAML)])
-def test_any_file(suffix: str, samples: list[bytes], tmp_path: Path) -> None:
+def test_any_settings_file_is_read_or_refused(suffix: str, samples: list[bytes], tmp_path: Path) -> None:
     file = tmp_path / f"pagewire{suffix}"
 
     def check(data: bytes) -> None:
@@ -45,7 +45,7 @@ def test_any_file(suffix: str, samples: list[bytes], tmp_path: Path) -> None:
     fuzz(mutated(samples, TOKENS), check, known, share=0.25)
 
 
-def test_any_flag_and_variable() -> None:
+def test_any_flag_or_variable_is_read_or_refused() -> None:
     names = st.sampled_from(sorted(FIELDS))
     words = st.one_of(
         texts, st.integers().map(str), st.sampled_from(["true", "1e3", "-1", "0x10", "NaN", "inf", " 1", "null"])
@@ -56,7 +56,7 @@ def test_any_flag_and_variable() -> None:
     fuzz(st.tuples(flags, variables), lambda given: loads(given[0], given[1], None), known, share=0.5)
 
 
-def test_any_file_of_keys(tmp_path: Path) -> None:
+def test_any_file_of_keys_is_read_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
 
     def check(data: bytes) -> None:

@@ -31,7 +31,7 @@ NOT_UTF8 = STEP.replace(b"\xaaStep", b"\xab\x80Step")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_any_message(kind: type[Wire]) -> None:
+def test_any_message_is_decoded_or_unreadable(kind: type[Wire]) -> None:
     decoder = Decoder(kind)
     size = len(msgspec.structs.fields(kind))
 
@@ -47,7 +47,7 @@ def test_any_message(kind: type[Wire]) -> None:
     fuzz(st.one_of(whole, partial, st.binary(max_size=30)), check, share=1 / len(KINDS))
 
 
-def test_columns_of_steps() -> None:
+def test_columns_of_steps_fit_together_or_are_unreadable() -> None:
     """Columns that do not fit together would leave the effects of a step half done."""
     decoder = Decoder(StepOutput)
 

@@ -27,7 +27,7 @@ from tests.observability.load import SENTENCE, load, post
 from tests.observability.prometheus import DEPLOY, RANGE, Prometheus, prometheus, wait
 from tests.pagewire.serving import COMMAND, Served, serving
 from tests.support.model_folders import change, model_folder
-from tools.experiments import chart
+from tools.experiments._common import chart
 
 LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 DISK = "1100m"

@@ -47,7 +47,7 @@ def expected(client: Client) -> str:
     return client.generate(LAID_OUT, **GREEDY).choices[0].text
 
 
-def test_the_prompt_is_what_transformers_makes_of_it(chat: Any, client: Client) -> None:
+def test_the_prompt_equals_transformers_prompt(chat: Any, client: Client) -> None:
     tokenizer = load_tokenizer(BUNDLED).to_transformers()
     turns = [{"role": "system", "content": "Be kind."}, *HELLO, {"role": "assistant", "content": "No."}, *HELLO]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

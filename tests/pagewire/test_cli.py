@@ -246,7 +246,7 @@ def test_a_configured_port_in_use_is_refused() -> None:
     assert done.stderr == f"pagewire: nats-port {port} is in use: set another one, or 0 for any free port\n"
 
 
-def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_each_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]) == 1
     output = capsys.readouterr().out
     assert f"FAILED model: {tmp_path} has no config.json" in output
@@ -308,7 +308,7 @@ def test_a_text_comes_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts == ["Once upon\xe9", "Once upon\xe9", "words"]
 
 
-def test_without_a_text_generate_says_what_to_give(
+def test_generate_without_a_text_asks_for_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)

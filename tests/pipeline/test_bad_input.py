@@ -71,7 +71,7 @@ def test_an_integer_of_more_than_64_bits_is_refused_by_name(url: str, field: str
 
 @pytest.mark.parametrize("number", HUGE)
 @pytest.mark.parametrize(("name", "body"), [("prompt", b"[%d]"), ("stop_token_ids", b'"x", "stop_token_ids": [%d]')])
-def test_such_an_integer_in_a_list_is_refused(url: str, name: str, body: bytes, number: int) -> None:
+def test_an_integer_of_more_than_64_bits_in_a_list_is_refused(url: str, name: str, body: bytes, number: int) -> None:
     answer = post(url, b'{"prompt": ' + body % number + b"}")
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
@@ -92,7 +92,7 @@ def test_the_scheme_of_the_key_is_read_in_any_case(url: str, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("field", [{"logit_bias": {}}, {"logprobs": None}, {"logit_bias": None}, {"tools": []}])
-def test_an_empty_value_has_no_effect(url: str, field: dict[str, Any]) -> None:
+def test_a_field_with_an_empty_value_has_no_effect(url: str, field: dict[str, Any]) -> None:
     assert post(url, {"prompt": "x", "max_tokens": 1, **field}).status_code == 200
 
 
@@ -148,7 +148,7 @@ def types(schema: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("path", VALID)
-def test_a_number_that_is_none_is_refused(url: str, path: str) -> None:
+def test_a_number_that_is_not_finite_is_refused(url: str, path: str) -> None:
     for text in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
         body = json.dumps(VALID[path]).encode()[:-1] + b', "temperature": ' + text + b"}"
         answer = post(url, body, path)

@@ -62,7 +62,7 @@ async def search(pipeline: Pipeline, case: BeamCase, *, stream: bool = False) ->
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("window", [1, 8])
-async def test_one_after_the_other(name: str, window: int) -> None:
+async def test_successive_beam_searches_equal_transformers(name: str, window: int) -> None:
     async with running(settings_for(name, lease_window=window)) as pipeline:
         for i, case in enumerate(beam_cases(name)):
             await search(pipeline, case, stream=i % 2 == 0)
@@ -73,7 +73,7 @@ async def test_one_after_the_other(name: str, window: int) -> None:
     "pool", [{}, {"num_kv_blocks": 28}, {"max_num_seqs": 5}], ids=["ample", "few-blocks", "few-slots"]
 )
 @pytest.mark.parametrize("prefix_cache", [True, False])
-async def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
+async def test_beam_searches_among_other_requests_equal_transformers(pool: dict[str, Any], prefix_cache: bool) -> None:
     async def greedy(pipeline: Pipeline) -> None:
         for case in cases("llama")[:12]:
             result = await pipeline.client.generate(
@@ -88,7 +88,7 @@ async def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
         assert pipeline.load("scheduler")["integrity_violations"] == 0
 
 
-async def test_several_prompts_of_one_request() -> None:
+async def test_beam_searches_of_one_request_are_independent() -> None:
     alike = [case for case in beam_cases("llama") if case.n == 1]
     first = alike[0]
     async with running(settings_for()) as pipeline:
@@ -154,7 +154,7 @@ async def test_beams_that_can_never_run_together_are_refused() -> None:
         await pipeline.until_idle()
 
 
-async def test_min_tokens_and_log_probabilities() -> None:
+async def test_beam_searches_with_min_tokens_and_logprobs_equal_transformers() -> None:
     """Texts, their scores, and what is reported of their tokens; over the bus, in the result of a stream too."""
     stop_ids, folder = (0, *range(1, 60)), checkpoint("llama")
     async with running(settings_for()) as pipeline:

@@ -65,7 +65,7 @@ async def serve(prompts: Sequence[str | list[int]] = PROMPTS, **settings: Any) -
 
 @pytest.fixture(scope="module")
 async def plain() -> Served:
-    """What is served without drafts."""
+    """Answers without drafts."""
     return await serve(spec_type="none")
 
 
@@ -134,7 +134,7 @@ CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8,
 
 @pytest.fixture(scope="module")
 async def plain_on_cuda() -> Served:
-    """What a GPU serves without drafts: short answers, since the interpreter is slow."""
+    """Answers of a GPU without drafts; they are short, since the interpreter is slow."""
     with interpreted():
         return await serve(SHORT, **CUDA | {"spec_type": "none"})
 
@@ -165,7 +165,7 @@ def check_logprobs(reports: Sequence[TokenLogprobs], known: Sequence[TokenLogpro
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])
-async def test_the_settings_draft_and_change_nothing(plain: Served, method: str) -> None:
+async def test_no_drafting_method_changes_an_answer(plain: Served, method: str) -> None:
     check(await serve(spec_type=method), plain)
 
 

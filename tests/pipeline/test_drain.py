@@ -42,7 +42,7 @@ def settings(**changes: object) -> Settings:
 
 
 async def refusal_of(client: AsyncClient) -> Unavailable:
-    """How a request over NATS is refused by a stack that stops. Until the tokenizer stops, a request is accepted and
+    """The refusal of a request over NATS by a stack that stops. Until the tokenizer stops, a request is accepted and
     waits, or is refused because its wait would be too long."""
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -215,7 +215,7 @@ def serve() -> AbstractContextManager[Served]:
     return serving("--model", str(checkpoint("llama")), *flags)
 
 
-async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_rest() -> None:
+async def test_a_stopped_stack_ends_accepted_requests_and_refuses_new_ones() -> None:
     with serve() as served:
         async with AsyncClient(served.nats) as client:
             expected = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}

@@ -120,7 +120,7 @@ async def test_greedy_tokens_follow_the_edited_logits() -> None:
         assert pipeline.load("scheduler")["preemptions"] > 0
 
 
-async def test_bad_words_and_min_tokens_by_their_texts() -> None:
+async def test_bad_words_never_appear_and_min_tokens_are_reached() -> None:
     folder = checkpoint(FOLDER)
     settings = Settings(model=str(folder), dtype="float32", num_kv_blocks=64, log_level="error")
     async with running(settings) as pipeline:

@@ -40,7 +40,7 @@ class Http(Gateway):
         return answer.events if body.get("stream") else answer.json
 
 
-async def test_extras(tmp_path: Path) -> None:
+async def test_fields_of_vllm_beside_sampling_have_their_effects(tmp_path: Path) -> None:
     template = tmp_path / "chat_template.jinja"
     template.write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"

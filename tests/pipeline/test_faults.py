@@ -76,7 +76,7 @@ async def served() -> AsyncIterator[Served]:
         if not kind.startswith(SKEW)
     ],
 )
-async def test_one_fault_loses_nothing(served: Served, kind: str) -> None:
+async def test_one_fault_loses_no_request(served: Served, kind: str) -> None:
     await served.check(fault(kind))
 
 
@@ -99,5 +99,5 @@ async def test_a_service_that_counts_as_gone_and_returns_loses_nothing(served: S
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", [*combinations((*PIPELINE, GATEWAY, BROKER), 2)], ids="-".join)
-async def test_two_that_die_at_once_lose_nothing(served: Served, pair: tuple[str, str]) -> None:
+async def test_two_services_that_die_at_once_lose_no_request(served: Served, pair: tuple[str, str]) -> None:
     await served.check(*(fault(f"{KILL}:{service}") for service in pair))

@@ -64,7 +64,7 @@ def settings_of(**more: Any) -> Settings:
     return Settings(model=str(checkpoint(FOLDER)), dtype="float32", log_level="error", **more)
 
 
-async def test_every_form_beside_free_texts_in_few_blocks() -> None:
+async def test_every_form_is_kept_through_preemptions() -> None:
     """Sequences are preempted and computed again: their grammars are rebuilt from the tokens so far."""
     async with running(settings_of(num_kv_blocks=56, block_size=4, max_model_len=100)) as pipeline:
         client = pipeline.client
@@ -91,7 +91,7 @@ async def test_every_form_beside_free_texts_in_few_blocks() -> None:
         assert pipeline.load("scheduler")["preemptions"] > 0
 
 
-async def test_the_grammar_comes_before_other_ends() -> None:
+async def test_a_grammar_outweighs_min_tokens_and_yields_to_stops_and_limits() -> None:
     """Below min_tokens a grammar goes on where it can, and ends where it must; stops and limits end it before."""
     async with running(settings_of(num_kv_blocks=64)) as pipeline:
 
@@ -168,7 +168,7 @@ async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **setti
             return results, pipeline.load("executor")["rows"]
 
 
-async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
+async def test_forced_tokens_equal_the_sampled_ones() -> None:
     """Also with several completions, ends of all kinds, and preemptions."""
     forms = [
         StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.anyio
 CONTEXT = 96
 MAX_TOKENS = 24
 APART: dict[str, Any] = {"num_kv_blocks": 400, "max_num_batched_tokens": 2048, "prefix_cache": False}
-"""Whole prompts, and room for all."""
+"""Settings that leave prompts whole and have room for all."""
 TOGETHER: dict[str, Any] = {"num_kv_blocks": 40, "max_num_batched_tokens": 16, "prefix_cache": True}
-"""Prompts are cut, and sequences preempted."""
+"""Settings that cut prompts and preempt sequences."""
 
 
 def settings(family: str, changes: dict[str, Any]) -> Settings:

@@ -128,7 +128,7 @@ async def test_messagepack_is_answered_in_messagepack(client: Client) -> None:
     assert msgspec.msgpack.decode(reply.data)["code"] == 400
 
 
-async def test_the_verbs_beside_generate(client: Client) -> None:
+async def test_models_tokenize_and_detokenize_answer(client: Client) -> None:
     (model,) = (await ask(client, {}, "pagewire.v1.models"))["models"]
     assert model["name"] == "my model/1"
     assert model["subject"] == SUBJECT
@@ -188,7 +188,7 @@ async def test_bad_requests_get_one_typed_answer_at_once(client: Client) -> None
     assert (answer["code"], answer["error"]) == (404, "model_not_found")
 
 
-async def test_a_prompt_is_found_again_by_those_of_the_same_salt_alone(client: Client) -> None:
+async def test_a_cached_prompt_is_found_under_the_same_salt_alone(client: Client) -> None:
     async def cached(salt: str) -> int:
         body = {"prompt": list(range(50, 90)), "cache_salt": salt, "sampling": {"max_tokens": 2}}
         return int((await ask(client, body))["usage"]["cached_tokens"])

@@ -75,7 +75,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("window", "budget"), [(1, 512), (8, 16)])
-async def test_log_probabilities_are_those_of_transformers(device: str, window: int, budget: int) -> None:
+async def test_log_probabilities_equal_transformers(device: str, window: int, budget: int) -> None:
     """Whole prompts and chunks, with a cold and a warm prefix cache, with preemptions, and in streams."""
     settings = Settings(
         model=str(FOLDER),
@@ -157,7 +157,7 @@ async def test_log_probabilities_survive_a_killed_executor() -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
-async def test_the_modes_of_the_server(device: str, mode: Any) -> None:
+async def test_each_logprobs_mode_reports_its_values(device: str, mode: Any) -> None:
     settings = Settings(
         model=str(FOLDER),
         device=device,

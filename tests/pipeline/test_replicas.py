@@ -24,7 +24,7 @@ async def executors(url: str) -> list[Stats]:
         await bus.close()
 
 
-async def test_streams_of_two_replicas_survive_the_death_of_a_scheduler_and_of_an_executor() -> None:
+async def test_streams_of_two_replicas_survive_a_dead_scheduler_and_executor() -> None:
     settings = Settings(
         model=str(checkpoint("llama")),
         dtype="float32",

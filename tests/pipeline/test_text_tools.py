@@ -74,7 +74,7 @@ def is_valid(arguments: str) -> bool:
     return set(values) == {"city", "day"} and values["city"] in {"Paris", "Rome"} and values["day"] in {1, 2}
 
 
-async def test_a_chat_calls_by_choice_or_must(post: Post) -> None:
+async def test_a_chat_calls_tools_freely_and_on_demand(post: Post) -> None:
     async def chat(**body: Any) -> Any:
         options = {"messages": [QUESTION], "tools": [TOOL], "max_tokens": 400, "seed": 1, **body}
         return (await post("/v1/chat/completions", **options))["choices"][0]
@@ -114,7 +114,7 @@ async def test_calls_and_results_of_the_history_are_in_the_prompt(pipeline: Pipe
         assert (await post("/v1/chat/completions", tools=[TOOL], max_tokens=2, **body))["choices"]
 
 
-async def test_responses_hold_a_session(post: Post) -> None:
+async def test_responses_continue_after_a_tools_result(post: Post) -> None:
     tools = [{"type": "function", **FUNCTION}]
     answer = await post("/v1/responses", input="Weather?", tools=tools, tool_choice="required", max_output_tokens=400)
     call = next(item for item in answer["output"] if item["type"] == "function_call")
@@ -126,7 +126,7 @@ async def test_responses_hold_a_session(post: Post) -> None:
     assert events[-1]["type"] in {"response.completed", "response.incomplete"}
 
 
-async def test_messages_hold_a_session(post: Post) -> None:
+async def test_messages_continue_after_a_tools_result(post: Post) -> None:
     tools = [{"name": "get_weather", "input_schema": SCHEMA}]
     choice = {"type": "tool", "name": "get_weather"}
     answer = await post("/v1/messages", messages=[QUESTION], tools=tools, tool_choice=choice, max_tokens=400)

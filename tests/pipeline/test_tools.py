@@ -97,7 +97,7 @@ def check(arguments: str) -> bool:
     return set(values) == {"city", "day"} and values["city"] in {"Paris", "Rome"} and values["day"] in {1, 2}
 
 
-async def test_reasoning_and_calls_over_http(chat: Any) -> None:
+async def test_http_answers_have_reasoning_and_calls_apart_from_the_text(chat: Any) -> None:
     answer = await chat.create(**OPTIONS, extra_body=SAYING)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Wait.")
@@ -152,7 +152,7 @@ async def test_forced_calls_follow_the_schemas(chat: Any) -> None:
         assert check(call.function.arguments)
 
 
-async def test_calls_over_nats(pipeline: Pipeline) -> None:
+async def test_nats_clients_read_calls_from_the_text(pipeline: Pipeline) -> None:
     options: Any = {"tools": [TOOL], "temperature": 1.0, "max_tokens": None, **SAYING}
     result = await pipeline.client.chat(QUESTION, **options)
     assert result.choices[0].text == TEXT

@@ -119,7 +119,7 @@ def covered(spans: Iterable[Received], began: float, ended: float) -> float:
     return total / (ended - began)
 
 
-async def test_the_life_of_requests(traced: Traced) -> None:
+async def test_a_trace_covers_a_request_through_all_services_and_a_kill(traced: Traced) -> None:
     stages = ["receive", "queue", "admit", "run", "prefill", "decode", "stream"]
     root = "POST /v1/completions"
 

@@ -84,7 +84,7 @@ async def test_a_long_prompt_holds_its_windows(tmp_path: Path) -> None:
             assert result.usage.cached_tokens == cached
 
 
-async def test_a_pool_that_cannot_hold_all_positions_in_all_layers_holds_what_is_seen(tmp_path: Path) -> None:
+async def test_a_pool_too_small_for_all_positions_holds_the_windows(tmp_path: Path) -> None:
     model = gemma(tmp_path, window=16, context=256)
     expected = cases(model, (200, 150, 170, 170), 24)
     entries = 224 // 8

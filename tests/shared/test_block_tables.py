@@ -1,11 +1,11 @@
-"""How many blocks a sequence takes, by hand. Blocks hold 16 positions, and the steps ahead fill 48."""
+"""The number of blocks that a sequence takes, by hand. Blocks hold 16 positions, and the steps ahead fill 48."""
 
 import pytest
 
 from pagewire.shared.block_tables import blocks_of, entries_of_window
 
 
-def test_a_window_holds_its_positions_and_those_of_the_next_steps() -> None:
+def test_a_window_holds_its_positions_and_the_next_steps_positions() -> None:
     assert entries_of_window(512, 48, 16) == (512 + 48) // 16 + 3
 
 

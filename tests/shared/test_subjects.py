@@ -27,7 +27,7 @@ def test_a_queue_per_class_of_priorities(priority: int, name: str) -> None:
     assert work_queue("m", priority, ANY) == f"m.{WIRE_VERSION}.{name}.any"
 
 
-def test_the_queues_of_a_target_are_those_that_its_work_goes_to() -> None:
+def test_a_targets_queues_are_its_work_queues_by_priority() -> None:
     assert work_queues("m", "abc") == [work_queue("m", priority, "abc") for priority in (-5, 0, 5)]
 
 

@@ -10,7 +10,7 @@ from pagewire.services.tokenizer.validation.grammar_checker import GrammarChecke
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages.client import StructuredOutputsParams
 from pagewire.shared.models.tokenizer_files import load_tokenizer
-from tools.experiments.random_values import EOS, random_value
+from tools.experiments.correctness.inputs.random_values import EOS, random_value
 
 
 @cache

@@ -70,8 +70,8 @@ WIDTH, CONTEXT = 64, 65_536
 LOUD = 1_000.0
 """Weight of a line's token: above every other."""
 PREFERENCES = {'"': 60.0, "}": 50.0, "]": 50.0, ",": 40.0, "1": 30.0}
-"""How much a token is liked where a grammar forbids the line: first what ends a string, then what ends a value,
-then the shortest token, and last white space, which never ends."""
+"""Logits where a grammar forbids the line: the end of a string comes first, then the end of a value, then the shortest
+token, and last white space, which never ends."""
 
 
 @functools.cache

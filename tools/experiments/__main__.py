@@ -10,39 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pagewire.shared.errors import PagewireError
-
-EXPERIMENTS = (
-    "ablation",
-    "all_reduce",
-    "busy",
-    "chat",
-    "conversations",
-    "drafted_schemas",
-    "fastgen",
-    "features",
-    "first_tokens",
-    "idle",
-    "lease",
-    "long_queue",
-    "overload",
-    "packed_experts",
-    "ranks",
-    "replicas",
-    "report",
-    "rolling_change",
-    "rounding",
-    "schemas",
-    "several_gpus",
-    "several_models",
-    "sim",
-    "simulated_drafts",
-    "slow_prompt",
-    "store_changes",
-    "structured",
-    "vllm_cpu",
-    "vllm_gpu",
-)
-"""Modules of this package with `main(arguments)`, which returns the exit code."""
+from tools.experiments._common.experiment_files import EXPERIMENTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,8 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=", ".join(EXPERIMENTS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the experiment")
     options = parser.parse_args(arguments)
+    module = ".".join(EXPERIMENTS[options.name].with_suffix("").parts)
     try:
-        code: int = importlib.import_module(f"tools.experiments.{options.name}").main(options.arguments)
+        code: int = importlib.import_module(module).main(options.arguments)
     except PagewireError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

@@ -13,27 +13,22 @@ from typing import Any, TypeVar
 
 from pagewire.bench import chaos, cpu_step, drafts, pipeline, quality
 from pagewire.bench._common.output import CHECKOUT, markdown
-from tools.experiments import (
+from tools.experiments._common.experiment_files import EXPERIMENTS
+from tools.experiments.correctness import structured
+from tools.experiments.faults import long_queue, rolling_change, slow_prompt, store_changes
+from tools.experiments.other_servers import chat, vllm_cpu
+from tools.experiments.simulated_devices import (
     ablation,
     busy,
-    chat,
     fastgen,
-    features,
     first_tokens,
-    idle,
-    lease,
-    long_queue,
     overload,
     replicas,
-    rolling_change,
     sim,
     simulated_drafts,
-    slow_prompt,
-    store_changes,
-    structured,
-    vllm_cpu,
 )
-from tools.experiments.simulation.figures import mean
+from tools.experiments.simulated_devices.virtual_time.figures import mean
+from tools.experiments.speed import features, idle, lease
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
@@ -222,8 +217,8 @@ def _figures() -> list[str]:
 def _linked(row: str) -> str:
     """Returns a row whose last cell, the name of a benchmark or an experiment, is a link to its file."""
     cells, _, name = row.rpartition(" | ")
-    folder = "bench" if (CHECKOUT / "bench" / f"{name}.py").exists() else "tools/experiments"
-    return f"{cells} | [{name}]({folder}/{name}.py)"
+    file = EXPERIMENTS.get(name, f"bench/{name}.py")
+    return f"{cells} | [{name}]({file})"
 
 
 TABLES: Mapping[str, Callable[[], list[str]]] = {

@@ -55,7 +55,7 @@ def delta(text: str = "a", token: int = 1, logprob: float = -1.0) -> Delta:
         (Delta(0, 3, "a", [1]), False),
     ],
 )
-def test_a_token_may_come_again_with_log_probabilities_that_are_rounded_otherwise(again: Delta, same: bool) -> None:
+def test_a_repeated_token_may_have_otherwise_rounded_logprobs(again: Delta, same: bool) -> None:
     assert is_repetition(delta(), again) is same
 
 

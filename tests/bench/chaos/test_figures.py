@@ -54,7 +54,7 @@ def test_a_failure_belongs_to_the_last_fault_before_it() -> None:
     }
 
 
-def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
+def test_only_full_stores_and_draining_services_may_refuse() -> None:
     def outcome(at: float, **fields: Any) -> str:
         expected = Seen(0.0, choices={0: SeenChoice("a")})
         refused = Seen(at - 1, ended=at + 1, choices={0: SeenChoice("a")}, refusals=[Refusal(at, "full", **fields)])
@@ -79,7 +79,7 @@ def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
         ("join:version", -0.5, True, "lost"),
     ],
 )
-def test_what_the_store_has_lost_may_be_refused_for_a_while(
+def test_a_request_lost_by_the_store_may_be_refused_for_a_while(
     kind: str, after: float, accepted: bool, expected: str
 ) -> None:
     fault = Applied(Fault(kind), 10.0, 10.1, 13.0)

@@ -20,7 +20,7 @@ REQUEST = Request(0, HTTP, "whole", "Once", {"max_tokens": 4})
 
 
 async def read(deadline: float, delay: float | None) -> Seen:
-    """What a client sees of an answer that comes so many seconds after the request; None: it never comes."""
+    """Reads an answer that comes `delay` seconds after the request; None: it never comes."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

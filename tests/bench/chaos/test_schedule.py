@@ -18,7 +18,7 @@ def test_every_kind_comes_as_often_as_every_other() -> None:
     assert set(Counter(fault.kind for fault in faults).values()) == {10}
 
 
-def test_freezes_and_cuts_last_for_less_and_for_more_than_the_silence_that_counts_as_death() -> None:
+def test_freezes_and_cuts_are_shorter_and_longer_than_the_limit_of_silence() -> None:
     for kind in ("stop:scheduler", "cut:executor"):
         lasting = [fault.seconds for fault in islice(schedule(1, [kind]), 40)]
         assert min(lasting) < 2 < max(lasting)
@@ -42,5 +42,5 @@ def test_wrong_clocks_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select("skew") == ("skew:clocks",)
 
 
-def test_a_fault_says_what_is_done_to_whom() -> None:
+def test_a_fault_has_an_action_and_a_target() -> None:
     assert (Fault("stop:scheduler").action, Fault("stop:scheduler").target) == ("stop", "scheduler")

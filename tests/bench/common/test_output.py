@@ -48,7 +48,7 @@ def test_without_a_file_nothing_is_written() -> None:
     write(None, "pagewire bench serve", [], runs=[])
 
 
-def test_a_machine_is_its_cores_and_what_they_are() -> None:
+def test_a_machine_is_described_by_its_cores() -> None:
     assert re.match(r"\d+ cores, ", machine())
 
 
@@ -58,7 +58,7 @@ def test_a_wheel_has_a_version_instead_of_a_commit(tmp_path: Path, monkeypatch: 
     assert commit().startswith("pagewire ")
 
 
-def test_a_table() -> None:
+def test_a_table_is_markdown_with_numbers_on_the_right() -> None:
     assert markdown("name | x", ["a | 1"]) == ["| name | x |", "| --- | ---: |", "| a | 1 |"]
 
 

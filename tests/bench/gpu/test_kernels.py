@@ -34,6 +34,6 @@ def test_the_blocks_of_a_problem_lie_as_kernels_read_them(rows: int) -> None:
     assert all(cache.is_contiguous() for cache in module.problem(shape, rows, 48, 1, MACHINE).caches)
 
 
-def test_table() -> None:
+def test_the_table_has_median_time_share_and_error() -> None:
     run = KernelRun("m", "decode", 8, 4096, "pagewire", [30.0, 10.0, 20.0], 1.5e-3, 0.85)
     assert table([run])[-1] == "| m | decode | 8 | 4096 | pagewire | 20.0 | 85.0% | 1.5e-03 |"

@@ -46,6 +46,6 @@ def test_a_product_runs_over_more_weights_than_a_cache_holds(monkeypatch: pytest
     assert (shapes.count((64, 32)), shapes.count((32, 32))) == (4, 7)
 
 
-def test_table() -> None:
+def test_the_table_has_median_time_and_share() -> None:
     run = LinearRun("m", "down", 4096, 14336, "int8 per output", 8, [30.0, 10.0, 20.0], 0.85)
     assert table([run])[-1] == "| m | down, 14336 to 4096 | int8 per output | 8 | 20.0 | 85.0% |"

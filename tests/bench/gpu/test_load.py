@@ -16,7 +16,7 @@ def served(at: float, *tokens_at: float) -> Request:
     return Request(at, [1, 2], len(tokens_at), tokens_at=list(tokens_at))
 
 
-def test_figures_by_hand() -> None:
+def test_figures_equal_hand_computed_ones() -> None:
     run = figures("e", "m", 64, 2.0, [served(0.0, 1.0, 2.0, 4.0), served(1.0, 1.5, 5.0)])
     assert (run.requests, run.requests_per_s, run.tokens_per_s) == (2, 0.4, 1.0)
     assert run.ttft_median == 0.75
@@ -28,7 +28,7 @@ def test_a_request_of_one_token_has_no_interval() -> None:
     assert figures("e", "m", 64, 2.0, [served(0.0, 1.0)]).itl_median == 0.0
 
 
-def test_table() -> None:
+def test_the_table_has_latencies_in_milliseconds() -> None:
     run = LoadRun("e", "m", 64, 2.0, 9, 1.5, 300.4, 0.1, 0.25, 0.0104, 0.02, 0.982, 60.5, 0.5)
     assert table([run])[-1] == ("| e | m | 64 | 2.00 | 1.50 | 300 | 100 / 250 | 10.4 / 20.0 | 98.2% | 60.5 | 50.0% |")
 

@@ -48,7 +48,7 @@ def test_cells_that_fit_stay_in_order_and_leave_room_for_the_weights(room: int, 
         assert (taken <= room) == (cell in fit)
 
 
-def test_80_gb_hold_what_they_should_of_llama_3_8b() -> None:
+def test_80_gb_hold_the_expected_cells_of_llama_3_8b() -> None:
     fit = fitting(LLAMA, grid([1, 8, 32, 64, 128, 256], [512, 4096, 16384]), 74 * 10**9, 2)
     assert fit == [
         *(Cell(rows, 512) for rows in (1, 8, 32, 64, 128, 256)),
@@ -58,7 +58,7 @@ def test_80_gb_hold_what_they_should_of_llama_3_8b() -> None:
     ]
 
 
-def test_llama_3_8b_by_hand() -> None:
+def test_bytes_of_llama_3_8b_equal_hand_computed_ones() -> None:
     assert weight_bytes(LLAMA) == 8_030_261_248 * 2  # as published
     assert position_bytes(LLAMA, 2) == 131_072
     assert position_bytes(LLAMA, 1) == 65_536
@@ -67,7 +67,7 @@ def test_llama_3_8b_by_hand() -> None:
     assert decode_bytes(LLAMA, 8, 512, 2) - decode_bytes(LLAMA, 8, 511, 2) == 8 * 131_072
 
 
-def test_a_window_limits_what_is_read() -> None:
+def test_a_window_limits_the_positions_that_are_read() -> None:
     per_layer = position_bytes(SMALL, 2) // 2
     assert decode_bytes(SMALL, 1, 10, 2) - decode_bytes(SMALL, 1, 0, 2) == (10 + 3) * per_layer
 
@@ -78,7 +78,7 @@ def test_a_tied_table_is_read_once_as_the_output() -> None:
 
 
 @given(st.integers(1, 60))
-def test_attention_of_a_prompt_is_that_of_its_tokens_one_by_one(tokens: int) -> None:
+def test_attention_of_a_prompt_is_the_sum_over_its_tokens(tokens: int) -> None:
     assert attention_flops(SMALL, tokens) == sum(4 * 2 * 8 * seen for seen in range(1, tokens + 1))
     products = 2 * tokens * 100 + 2 * 10 * 4
     assert prefill_flops(SMALL, tokens) == products + 2 * attention_flops(SMALL, tokens)
@@ -90,12 +90,12 @@ def test_time_with_work_is_the_measure_of_the_union(given_spans: list[tuple[int,
     assert working_seconds(given_spans) == len(covered)
 
 
-def test_nothing_to_do_is_no_time() -> None:
+def test_intervals_without_work_take_no_time() -> None:
     assert working_seconds([]) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=4))
-def test_a_load_moves_what_its_steps_move(lengths: list[tuple[int, int]]) -> None:
+def test_a_load_moves_the_bytes_of_its_steps(lengths: list[tuple[int, int]]) -> None:
     """One request after the other: a step per prompt and one per token behind the first."""
     shape = ModelShape(
         hidden=4, heads=2, kv_heads=1, head_dim=8, vocab=10, windows=(0, 0), layer_weights=100, weights=180

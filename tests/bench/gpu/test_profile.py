@@ -66,7 +66,7 @@ def test_work_on_another_stream_fills_a_gap() -> None:
     assert (busy, gaps) == (1.0, [])
 
 
-def test_work_of_nobody_does_not_count() -> None:
+def test_work_outside_of_all_steps_does_not_count() -> None:
     trace = [*step(0, 1, (10, 100)), event("kernel", "before", 1, 3, 77), event("gpu_memset", "late", 300, 3, 78)]
     trace.append(event("cuda_runtime", "cudaLaunchKernel", 290, 2, 78))
     assert read(trace) == (1.0, [])

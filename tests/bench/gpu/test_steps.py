@@ -19,7 +19,7 @@ from tests.services.executor.devices.cuda.attention import fake_flashinfer
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 
 
-def test_decode_steps_of_every_cell_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_steps_are_timed_in_every_cell_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WARM_UP", 1)
     cells = [Cell(1, 16), Cell(2, 32), Cell(2, 1 << 20)]
     runs = list(decode(MACHINE, {"tiny": MODEL}, cells, steps=2, cached=torch.float32))
@@ -39,7 +39,7 @@ def test_a_model_that_does_not_fit_is_left_out() -> None:
     assert not list(prefill(MACHINE, {"large": large}, [16], repeats=1, cached=torch.float32))
 
 
-def test_prompts_in_one_step() -> None:
+def test_prompts_are_timed_in_one_step() -> None:
     runs = list(prefill(MACHINE, {"tiny": MODEL}, [5, 18], repeats=1, cached=torch.float8_e4m3fn))
     assert [run.tokens for run in runs] == [5, 18]
     for run in runs:
@@ -49,7 +49,7 @@ def test_prompts_in_one_step() -> None:
         assert run.share > 0
 
 
-def test_tables() -> None:
+def test_the_tables_have_times_rates_and_shares() -> None:
     decoded = DecodeRun("m", 8, 512, [2.0, 1.0, 4.0], 1.9, 3.2e9, 0.5)
     assert decode_table([decoded])[-1] == "| m | 8 | 512 | 2.000 | 1.900 |  | 3.20 | 50.0% | 4000 |"
     prompt = PrefillRun("m", 512, [2.0, 1.0, 4.0], [3.0, 3.0, 3.0], 4e12, 0.25)

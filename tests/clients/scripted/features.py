@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the scripted model's words, and a run of all features of a client."""
+"""Shared by the scripts of this folder: the scripted model's words, and a run of all features of a client."""
 
 import sys
 import traceback

@@ -57,7 +57,7 @@ def spy(folder: Path) -> Path:
     return calls
 
 
-def test_compiles_at_first_and_loads_from_the_cache_afterwards(sources: Path, tmp_path: Path) -> None:
+def test_a_library_is_compiled_once_and_then_loaded_from_the_cache(sources: Path, tmp_path: Path) -> None:
     calls, cache = spy(tmp_path / "bin"), tmp_path / "cache"
     path = f"{calls.parent}:"
     assert answer(start(sources, cache, path)) == 42
@@ -76,7 +76,7 @@ def test_another_source_is_another_library(sources: Path, tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.so"))) == 3
 
 
-def test_libraries_of_old_versions_go_those_loaded_longest_ago_first(sources: Path, tmp_path: Path) -> None:
+def test_the_library_loaded_longest_ago_is_removed_first(sources: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
 
     def load(number: int) -> Path:
@@ -138,7 +138,7 @@ def test_where_nothing_can_be_locked_a_library_is_compiled(
     assert build.load(sources, tmp_path / "cache").answer() == 42
 
 
-def test_without_a_compiler(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.NotBuilt, match=r"c\+\+"):
         build.load(sources, tmp_path / "cache")
@@ -160,20 +160,20 @@ def test_a_library_compiled_ahead_of_a_change_is_not_loaded(sources: Path, tmp_p
     assert build.load(sources, tmp_path / "cache").answer() == 43
 
 
-def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
+def test_a_source_that_does_not_compile_is_an_error(sources: Path, tmp_path: Path) -> None:
     (sources / "wrong.cpp").write_text("int f() { return missing; }\n")
     with pytest.raises(build.NotBuilt, match="missing"):
         build.load(sources, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_result_that_does_not_load(sources: Path, tmp_path: Path) -> None:
+def test_a_library_that_does_not_load_is_an_error(sources: Path, tmp_path: Path) -> None:
     (sources / "answer.cpp").write_text('extern "C" int nowhere();\nextern "C" int answer() { return nowhere(); }\n')
     with pytest.raises(build.NotBuilt, match="nowhere"):
         build.load(sources, tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written(sources: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(build.NotBuilt, match="cache"):
         build.load(sources, tmp_path / "cache")

@@ -54,7 +54,7 @@ def test_sums_of_half_precision_are_rounded_once(ranks: list[SharedMemoryCollect
     assert all(torch.equal(result, expected.bfloat16()) for result in results)
 
 
-def test_many_sums_one_after_the_other(ranks: list[SharedMemoryCollectives]) -> None:
+def test_many_successive_sums_are_right(ranks: list[SharedMemoryCollectives]) -> None:
     def run(rank: SharedMemoryCollectives) -> bool:
         whole = len(ranks) * (len(ranks) - 1) / 2
         sums = (rank.all_reduce(torch.full((100,), float(rank.rank + i))) for i in range(500))
@@ -74,7 +74,7 @@ def test_all_ranks_get_the_columns_of_all(kernels: CpuKernels, rows: int, width:
     assert all(torch.equal(result, torch.cat(parts, dim=1)) for result in results)
 
 
-def test_of_equal_values_the_one_of_the_lowest_rank_is_the_largest(kernels: CpuKernels) -> None:
+def test_the_lowest_rank_wins_among_equal_values(kernels: CpuKernels) -> None:
     values = [torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([1.0, 2.5, 2.0, float("inf")])]
     ids = [np.array([3, 4, 5, 6]), np.array([13, 14, 15, NOT_FINITE])]
     results = on_each(shared_ranks(kernels, 2), lambda rank: rank.first_of_largest(values[rank.rank], ids[rank.rank]))

@@ -37,7 +37,7 @@ def layer(chosen: int, shared: int, *, normalized: bool, activation: Activation 
 @pytest.mark.parametrize(
     ("chosen", "shared", "normalized"), [(1, 0, True), (2, 0, False), (3, 56, False), (6, 24, True)]
 )
-def test_outputs_are_those_of_the_layer(
+def test_outputs_equal_the_plain_layers(
     kernels: CpuKernels, tokens: int, chosen: int, shared: int, normalized: bool
 ) -> None:
     plain = layer(chosen, shared, normalized=normalized, activation=Activation.GELU_TANH if shared else Activation.SILU)

@@ -19,7 +19,7 @@ BOUND = 2**-18
 
 @pytest.mark.full
 @pytest.mark.parametrize("target", NEEDS)
-def test_they_give_the_same_products(
+def test_instruction_sets_give_the_same_products(
     kernels: CpuKernels, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if NEEDS[target] not in Path("/proc/cpuinfo").read_text().split():

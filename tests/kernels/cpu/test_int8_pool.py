@@ -30,7 +30,7 @@ def codes_of(layer_case: Case, block: int) -> tuple[Tensor, Tensor]:
     [HEADS, Heads(2, 1, 17, 5), Heads(3, 3, 64, 24, value_dim=40), Heads(1, 1, 8, 1), Heads(2, 2, 256, 32)],
     ids=str,
 )
-def test_codes_and_scales_of_every_token(kernels: CpuKernels, heads: Heads) -> None:
+def test_every_token_has_its_own_codes_and_scales(kernels: CpuKernels, heads: Heads) -> None:
     layer_case = case(kernels, [Row(0, 70)], heads)
     layer_case.keys[0][3] *= 1e-3  # each token has a scale of its own
     layer_case.values[0][4] *= 1e5
@@ -161,6 +161,6 @@ def test_a_copy_of_the_blocks_gives_the_same_bits(kernels: CpuKernels) -> None:
     assert torch.equal(layer_case.run()[0], expected)
 
 
-def test_bytes_per_token_and_head(kernels: CpuKernels) -> None:
+def test_a_token_takes_its_codes_and_two_scales_per_head(kernels: CpuKernels) -> None:
     shapes = kernels.pool_shapes(1, Heads(3, 1, 64, 16).layer, 16, torch.int8)
     assert sum(math.prod(shape) for shape in shapes) == 16 * (64 + 64 + 4 + 4)

@@ -26,7 +26,7 @@ STEPS = {4: 119 * ONE, 5: 126 * ONE, 6: 126 * ONE, 8: 60 * ONE}
 """By bits, the integer to which the largest input of a chunk is rounded."""
 
 Stored = Literal["float16", "float32", "multiples"]
-"""How scales and minima are."""
+"""Types that store scales and minima."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ PRODUCTS: Mapping[str, st.SearchStrategy[Any]] = {
 
 @settings(max_examples=120, deadline=None)
 @given(**PRODUCTS, biased=st.booleans(), stored=st.sampled_from(["float16", "float32", "multiples"]))
-def test_equals_float64_of_rounded_rows(
+def test_products_equal_float64_of_rounded_rows(
     kernels: CpuKernels,
     rows: int,
     outputs: int,
@@ -194,7 +194,7 @@ def test_multiples_give_the_bits_of_floats(
 
 
 @pytest.mark.parametrize(("factors", "steps"), [((4, 8), (3, 1)), ((4, 9), (4, 2)), ((4, 6), (4, 2)), ((4, 2), (4, 4))])
-def test_multiples_that_do_not_fit_their_steps(factors: tuple[int, int], steps: tuple[int, int]) -> None:
+def test_multiples_that_do_not_fit_their_steps_are_refused(factors: tuple[int, int], steps: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         Multiples(torch.zeros(factors, dtype=torch.int8), torch.zeros(steps, dtype=torch.float16))
 
@@ -219,7 +219,7 @@ def test_largest_codes_do_not_overflow(kernels: CpuKernels, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", INTEGERS)
-def test_errors_are_less_than_a_third_of_those_of_8_bits(kernels: CpuKernels, bits: int) -> None:
+def test_errors_are_less_than_a_third_of_8_bit_errors(kernels: CpuKernels, bits: int) -> None:
     x, matrix = random(50, 640), weights(200, 640, bits, 32)
     chunks = x.view(50, -1, CHUNK)
     steps = chunks.abs().amax(2, keepdim=True) / 127
@@ -244,7 +244,7 @@ def test_a_row_depends_on_neither_neighbours_nor_threads(
     assert many_threads.linear_argmax(x, packed).tolist() == together.argmax(1).tolist()
 
 
-def test_parts_side_by_side(kernels: CpuKernels) -> None:
+def test_weights_side_by_side_give_their_products(kernels: CpuKernels) -> None:
     x = random(9, 64)
     parts = [
         weights(40, 64, 4, 32, minima=True).packed(kernels),
@@ -259,7 +259,9 @@ def test_parts_side_by_side(kernels: CpuKernels) -> None:
 @pytest.mark.parametrize("stored", ["float16", "float32", "multiples"])
 @pytest.mark.parametrize("bits", INTEGERS)
 @pytest.mark.parametrize(("inputs", "group"), [(96, 32), (48, 16), (50, None), (256, 16)])
-def test_rows_of_an_embedding(kernels: CpuKernels, bits: int, inputs: int, group: int | None, stored: Stored) -> None:
+def test_an_embedding_gives_the_dequantized_rows(
+    kernels: CpuKernels, bits: int, inputs: int, group: int | None, stored: Stored
+) -> None:
     table = weights(70, inputs, bits, group, minima=bits < 6, stored=stored)
     ids = torch.tensor([0, 69, 15, 16, 31, 32, 33, 5, 5])
     rows = kernels.embed(table.packed(kernels), ids)
@@ -278,7 +280,7 @@ def test_nan_and_infinity_stay_visible(kernels: CpuKernels, broken: float) -> No
     assert kernels.linear_argmax(x, packed)[1] == NOT_FINITE
 
 
-def test_zeros_and_tiny_numbers(kernels: CpuKernels) -> None:
+def test_zeros_and_tiny_numbers_give_zeros(kernels: CpuKernels) -> None:
     packed = weights(40, 64, 4, 32, minima=True).packed(kernels)
     assert kernels.linear(torch.zeros(1, 64), packed).eq(0).all()
     assert kernels.linear(torch.full((1, 64), 1e-40), packed).eq(0).all()

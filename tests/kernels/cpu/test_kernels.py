@@ -14,7 +14,7 @@ def test_an_address_is_that_of_the_first_number(array: npt.NDArray[np.generic]) 
     assert address(array) == array.ctypes.data
 
 
-def test_there_is_none_without_numbers() -> None:
+def test_the_address_of_an_empty_array_is_null() -> None:
     assert address(np.empty((5, 0))) == 0
 
 

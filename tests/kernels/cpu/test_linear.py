@@ -30,7 +30,7 @@ PRODUCTS = {
 
 @settings(max_examples=80, deadline=None)
 @given(**PRODUCTS)
-def test_equals_float64(
+def test_products_equal_float64(
     kernels: CpuKernels, rows: int, inputs: int, outputs: int, dtype: torch.dtype, biased: bool
 ) -> None:
     x, weight = random(rows, inputs), random(outputs, inputs, seed=1).to(dtype)
@@ -74,7 +74,9 @@ def test_argmax_is_the_first_of_the_largest_outputs(
 
 
 @pytest.mark.parametrize("rows", [1, 12, 30])
-def test_more_panels_than_a_thread_takes_at_a_time(kernels: CpuKernels, many_threads: CpuKernels, rows: int) -> None:
+def test_products_of_more_panels_than_a_thread_takes_are_right(
+    kernels: CpuKernels, many_threads: CpuKernels, rows: int
+) -> None:
     """So many inputs that no two panels stay in the cache together, and more panels than there are chunks."""
     x, weight = random(rows, 1100), random(5000, 1100, seed=1).bfloat16()
     packed = kernels.pack(weight)
@@ -119,12 +121,12 @@ def test_an_odd_number_of_inputs_is_multiplied_without_later_memory(kernels: Cpu
     assert kernels.linear(x, kernels.pack(weight[:, :63])).isfinite().all()
 
 
-def test_rows_may_lie_apart(kernels: CpuKernels) -> None:
+def test_input_rows_may_lie_apart(kernels: CpuKernels) -> None:
     x, packed = random(8, 100), kernels.pack(random(40, 50))
     assert torch.equal(kernels.linear(x[:, :50], packed), kernels.linear(x[:, :50].clone(), packed))
 
 
-def test_packing_copies(kernels: CpuKernels) -> None:
+def test_packed_weights_are_a_copy(kernels: CpuKernels) -> None:
     weight, x = random(40, 50), random(1, 50)
     packed = kernels.pack(weight)
     before = kernels.linear(x, packed)

@@ -61,7 +61,7 @@ def test_values_ranks_and_the_likeliest_are_right(
         assert report[row, -1] == (logits[row] >= logits[row, ids[0]]).sum()
 
 
-def test_reports_equal_those_of_pytorch(kernels: CpuKernels) -> None:
+def test_reports_equal_pytorchs(kernels: CpuKernels) -> None:
     logits = torch.randn(40, 5000, generator=torch.manual_seed(3))
     tokens = torch.randint(-2, 5000, (40,), generator=torch.manual_seed(4))
     found, wanted = (f(logits, tokens, 6) for f in (kernels.reduce_logprobs, logprobs.reduce_logprobs))

@@ -187,13 +187,15 @@ rows = st.builds(Row, st.one_of(st.integers(0, 40), st.integers(200, 600)), st.o
     dtype=st.sampled_from(list(TOLERANCE)),
     seed=st.integers(0, 99),
 )
-def test_ragged_rows(kernels: CpuKernels, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int) -> None:
+def test_ragged_rows_equal_the_reference(
+    kernels: CpuKernels, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int
+) -> None:
     Case(kernels, rows, heads, dtype, seed).check()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
-def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
+def test_every_head_size_equals_the_reference(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(0, 1)]
     Case(kernels, rows, Heads(4, 2, dim, 16), dtype).check()
     Case(kernels, rows, Heads(4, 2, dim, 16, window=100), dtype).check()
@@ -205,17 +207,19 @@ def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     [{"soft_cap": 2.0}, {"sinks": True}, {"value_dim": 24}, {"value_dim": 72}, {"chunk": 48}, {"scale": 0.4}],
     ids=str,
 )
-def test_options_of_other_families(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_options_of_other_families_equal_the_reference(
+    kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(90, 20)]
     Case(kernels, rows, Heads(4, 2, 40, 16, **options), dtype).check()
 
 
-def test_as_many_query_heads_as_no_tile_holds(kernels: CpuKernels) -> None:
+def test_more_query_heads_than_a_tile_holds_equal_the_reference(kernels: CpuKernels) -> None:
     Case(kernels, [Row(30, 3), Row(300, 1)], Heads(71, 1, 16, 16), torch.float32).check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_a_context_that_threads_share(many_threads: CpuKernels, dtype: torch.dtype) -> None:
+def test_a_context_that_threads_share_equals_the_reference(many_threads: CpuKernels, dtype: torch.dtype) -> None:
     case = Case(many_threads, [Row(3000, 1)], Heads(3, 1, 64, 16), dtype)
     case.check()
 

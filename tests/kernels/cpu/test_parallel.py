@@ -8,7 +8,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 
 
-def test_many_small_loops_one_after_the_other() -> None:
+def test_many_successive_small_loops_are_right() -> None:
     kernels = CpuKernels(build.load(), 4)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     packed = kernels.pack(torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)))
@@ -16,7 +16,7 @@ def test_many_small_loops_one_after_the_other() -> None:
     assert all(torch.equal(kernels.linear(x, packed), expected) for _ in range(2000))
 
 
-def test_several_callers_at_once() -> None:
+def test_several_callers_at_once_get_right_products() -> None:
     """One of them has the helpers, the others do their work alone."""
     kernels = CpuKernels(build.load(), 3)
     weight = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1))

@@ -21,13 +21,15 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]) -> None:
+def test_the_words_equal_the_known_answers(
+    counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
     counters = np.array([counter], np.uint64).T
     keys = np.array([key[0] | key[1] << 32], np.uint64)
     assert tuple(philox4x32(counters, keys)[:, 0].tolist()) == words
 
 
-def test_many_at_once_are_the_same_as_one_by_one() -> None:
+def test_many_numbers_at_once_equal_single_ones() -> None:
     counters = np.array([counter for counter, _, _ in KNOWN], np.uint64).T
     keys = np.array([key[0] | key[1] << 32 for _, key, _ in KNOWN], np.uint64)
     expected = np.array([words for _, _, words in KNOWN], np.uint64).T

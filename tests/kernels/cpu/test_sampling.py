@@ -48,7 +48,7 @@ def draw(
     coarse=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_tokens_are_those_of_a_full_sort(
+def test_every_drawn_token_is_kept_by_a_full_sort(
     kernels: CpuKernels, samplings: list[Sampling], vocabulary: int, spread: float, coarse: bool, seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, spread, (len(samplings), vocabulary)).astype(np.float32)
@@ -80,7 +80,7 @@ def test_neither_neighbours_nor_threads_count(
         Sampling(1.5, 0.9, 9, 0.05),
     ],
 )
-def test_frequencies_are_those_of_the_filtered_softmax(kernels: CpuKernels, sampling: Sampling) -> None:
+def test_frequencies_follow_the_filtered_softmax(kernels: CpuKernels, sampling: Sampling) -> None:
     count = 20_000
     logits = np.random.default_rng(4).normal(0, 1.5, 20)
     expected = filtered(logits, sampling) * count
@@ -102,7 +102,7 @@ class Numbers(NamedTuple):
 
 @settings(max_examples=100, deadline=None)
 @given(st.builds(Numbers, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)))
-def test_numbers_are_those_of_every_other_device(kernels: CpuKernels, numbers: Numbers) -> None:
+def test_random_numbers_equal_other_devices_numbers(kernels: CpuKernels, numbers: Numbers) -> None:
     """With equal weights the token is the number itself, cut to the vocabulary."""
     vocabulary = 4096
     (number,) = uniforms(np.array([numbers.key], np.uint64), np.array([numbers.position]))
@@ -144,7 +144,7 @@ def test_rows_that_are_not_finite_are_marked(kernels: CpuKernels) -> None:
     assert draw(kernels, wide, [Sampling()]) == [NOT_FINITE]
 
 
-def test_extreme_temperatures(kernels: CpuKernels) -> None:
+def test_extreme_temperatures_pick_possible_tokens(kernels: CpuKernels) -> None:
     logits = [[1.0, 2.0, 3.0]] * 2
     assert draw(kernels, logits, [Sampling(temperature=1e-30), Sampling(temperature=1e-6)]) == [2, 2]
     assert draw(kernels, [[3e38, -3e38, 0.0]], [Sampling(temperature=1e30, position=3)])[0] in {0, 1, 2}

@@ -24,7 +24,7 @@ SAPPHIRE_RAPIDS = ZEN_4 | {"amx_tile", "amx_bf16", "amx_int8"}
         ("riscv64", ZEN_4, None),
     ],
 )
-def test_the_best_class_that_the_cpu_belongs_to(machine: str, features: frozenset[str], name: str | None) -> None:
+def test_the_best_class_of_the_cpu_is_chosen(machine: str, features: frozenset[str], name: str | None) -> None:
     target = best_target(machine, features)
     assert (target.name if target is not None else None) == name
 

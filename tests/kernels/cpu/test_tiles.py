@@ -35,7 +35,7 @@ def _needs_tiles(kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("inputs", [1, 31, 32, 33, 600])
 @pytest.mark.parametrize("outputs", [1, 16, 31, 33, 100])
-def test_error_is_that_of_sums_in_float32(kernels: CpuKernels, inputs: int, outputs: int) -> None:
+def test_errors_stay_below_the_bound_of_float32_sums(kernels: CpuKernels, inputs: int, outputs: int) -> None:
     weight, bias = random(outputs, inputs, seed=1).bfloat16(), random(outputs, seed=2)
     packed = kernels.pack(weight, bias)
     for rows in (1, 15, 16, 17, 31, 32, 33, 64, 70):
@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(kernels: CpuKernels) -> N
     assert torch.equal(product[others], expected[others])
 
 
-def test_without_permission_pairs_are_multiplied() -> None:
+def test_pairs_are_multiplied_where_tiles_are_not_permitted() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", REFUSED],
         capture_output=True,

@@ -53,11 +53,11 @@ def test_activations_wait_for_the_product_before_them() -> None:
 
 
 @pytest.mark.full
-def test_every_kernel_waits_that_is_launched_before_the_previous_one_has_ended() -> None:
+def test_every_kernel_that_is_launched_early_waits() -> None:
     check(*MODULES)
 
 
-def test_the_kernels_of_a_layer_are_launched_so_and_on_newer_gpus_only() -> None:
+def test_kernels_of_a_layer_are_launched_early_on_newer_gpus_alone() -> None:
     forms = configurations()
     assert {module for module, form in forms if form.on(90).options.get("launch_pdl")} == DEPENDENT
     for arch, dependent in ((80, False), (89, False), (90, True), (100, True), (120, True)):
@@ -83,7 +83,7 @@ def test_a_load_or_a_store_before_the_wait_is_noticed() -> None:
         (120, 13000, {"PDL": True, "launch_pdl": True}),
     ],
 )
-def test_gpu_and_driver_decide(
+def test_early_launches_depend_on_gpu_and_driver(
     arch: int, driver: int, expected: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiles = SimpleNamespace(knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=False)))
@@ -94,5 +94,5 @@ def test_gpu_and_driver_decide(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
-def test_the_interpreter_knows_nothing_of_it() -> None:
+def test_the_interpreter_ignores_early_launches() -> None:
     assert launch_options() == {"PDL": False}

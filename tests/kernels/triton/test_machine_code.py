@@ -37,7 +37,7 @@ def test_inner_loops_use_the_tensor_cores_and_asynchronous_copies(arch: int) -> 
 
 
 @pytest.mark.parametrize(("arch", "tile"), PROMPT_TILES.items())
-def test_the_simulator_knows_what_a_tile_of_a_prompt_costs(arch: int, tile: PromptTile) -> None:
+def test_the_simulator_knows_the_instructions_of_a_prompt_tile(arch: int, tile: PromptTile) -> None:
     unmasked, masked = code_of(arch)["paged_attention"]["loops"]
     assert abs(unmasked - tile.instructions) <= 0.05 * tile.instructions
     assert unmasked < 0.9 * masked, "most tiles need no mask"

@@ -44,7 +44,7 @@ def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
     return AsyncClient(bus=MemoryBus(memory, inbox_prefix="_INBOX"))
 
 
-def test_the_package_exports_what_users_need_and_nothing_else() -> None:
+def test_the_package_exports_the_documented_names_alone() -> None:
     assert sorted(pagewire.__all__) == [
         "AsyncClient",
         "AsyncLLM",

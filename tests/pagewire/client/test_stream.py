@@ -415,7 +415,7 @@ async def test_the_text_is_whole_when_frames_are_lost_repeated_or_late(seed: int
     assert texts == [TEXT] * choices
 
 
-async def test_batches_hold_what_has_arrived(client: AsyncClient) -> None:
+async def test_batches_hold_all_deltas_that_have_arrived(client: AsyncClient) -> None:
     batches: list[list[Delta]] = [batch async for batch in client.stream("x").batches()]
     assert [delta for batch in batches for delta in batch] == deltas()
     assert len(batches) < len(deltas())

@@ -32,7 +32,7 @@ def test_models_may_have_adapters_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("texts", [("x=/x", "x=/x"), ("x.y=/x", "x_y=/x"), ("b=/x", ""), ("", "a=/x")])
-def test_a_name_is_that_of_one_model_or_adapter(texts: tuple[str, str]) -> None:
+def test_two_adapters_or_models_of_one_name_are_refused(texts: tuple[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="base_model_name"):
         names(*texts)
 

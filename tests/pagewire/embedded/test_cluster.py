@@ -47,7 +47,7 @@ async def test_the_servers_take_the_ports_from_the_first_one_on() -> None:
             await client.close()
 
 
-async def test_one_server_is_no_cluster() -> None:
+async def test_a_single_server_works_without_a_cluster() -> None:
     async with Cluster(Settings(nats_port=0)) as cluster:
         bus = await connect_service(cluster)
         await bus.store.put_work("m", b"x")
@@ -85,7 +85,7 @@ async def test_a_port_in_use_ends_all_servers() -> None:
             os.kill(cluster.brokers[0].pid, 0)
 
 
-def test_the_servers_are_described() -> None:
+def test_doctor_counts_servers_and_copies() -> None:
     assert check_servers(Settings()) == "1 embedded; copies of what is stored: 1"
     assert check_servers(Settings(nats_cluster=5)) == "5 embedded; copies of what is stored: 3"
 

@@ -55,6 +55,6 @@ def test_a_request_that_waits_loads_the_model_again() -> None:
     assert usage.observe(beats(), 2 * LIMIT + 5) is State.LOADED
 
 
-def test_an_executor_that_ends_its_last_requests_is_no_loaded_one() -> None:
+def test_an_executor_that_ends_its_last_requests_counts_as_unloaded() -> None:
     usage = unloaded()
     assert usage.observe(beats(requests=1), LIMIT + 2) is State.UNLOADED

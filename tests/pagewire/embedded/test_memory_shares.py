@@ -26,12 +26,12 @@ def model(name: str, **settings: object) -> Settings:
     return Settings(model=str(BUNDLED), served_model_name=name, **{"device": "cpu", **settings})  # type: ignore[arg-type]
 
 
-async def test_a_model_that_is_alone_has_no_bound() -> None:
+async def test_a_single_model_has_no_memory_bound() -> None:
     (alone,) = await share_memory([model("a")])
     assert alone.model_memory is None
 
 
-async def test_several_models_get_what_they_need_and_equal_parts_of_the_rest() -> None:
+async def test_models_get_their_needs_and_equal_parts_of_the_rest() -> None:
     short, long = await share_memory([model("a", max_model_len=64), model("b")])
     assert short.model_memory is not None
     assert long.model_memory is not None
@@ -40,12 +40,12 @@ async def test_several_models_get_what_they_need_and_equal_parts_of_the_rest() -
     assert 4 * GIB - 2 <= short.model_memory + long.model_memory <= 4 * GIB
 
 
-async def test_a_bound_that_is_set_stays() -> None:
+async def test_a_configured_memory_bound_stays() -> None:
     bounded, other = await share_memory([model("a", model_memory=GIB), model("b")])
     assert (bounded.model_memory, other.model_memory) == (GIB, 3 * GIB)
 
 
-async def test_what_running_models_may_still_take_is_not_free() -> None:
+async def test_memory_promised_to_running_models_is_not_free() -> None:
     (added,) = await share_memory([model("a")], promised=2 * GIB, always=True)
     assert added.model_memory == 2 * GIB
     with pytest.raises(ConfigurationError, match="do not fit"):
@@ -58,7 +58,7 @@ def test_the_free_memory_of_gpus_is_that_of_the_fullest(monkeypatch: pytest.Monk
     assert free_gpu_memory(0.9) == (1000 << 20) - int((2000 << 20) * (1 - 0.9))
 
 
-def test_a_machine_without_the_tool_of_the_driver_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_nvidia_smi_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="nvidia-smi"):
         free_gpu_memory(0.9)

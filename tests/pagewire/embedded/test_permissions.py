@@ -351,5 +351,5 @@ async def test_a_service_answers_each_request_once(server: Server) -> None:
     await alice.close()
 
 
-def test_the_shipped_file_is_what_the_command_prints() -> None:
+def test_the_shipped_file_equals_the_commands_output() -> None:
     assert (ROOT / "deploy/nats.conf").read_text() == broker_config.file({})

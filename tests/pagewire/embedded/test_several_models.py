@@ -17,7 +17,7 @@ from pagewire.shared.errors import ModelNotFound
 from tests.pagewire.serving import Served, run, serving
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import PATIENCE, until
-from tools.experiments.several_models import PROMPTS, clients, send
+from tools.experiments.faults.several_models import PROMPTS, clients, send
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +150,7 @@ async def test_a_model_that_has_gone_is_refused_at_once_and_the_others_are_serve
         assert text(client, "qwen3")
 
 
-def test_models_that_do_not_fit_are_refused_with_numbers_before_anything_starts() -> None:
+def test_models_too_large_for_the_memory_are_refused_before_the_start() -> None:
     done = run("serve", "bundled", str(checkpoint("qwen3")), "--device", "cpu", "--kv-cache-memory", "4000GiB")
     assert done.returncode == 2
     assert "bundled at least 4295" in done.stderr

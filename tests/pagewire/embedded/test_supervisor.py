@@ -48,7 +48,7 @@ def start_times(folder: Path) -> list[int]:
 
 
 def starts_by_name(folder: Path) -> Mapping[str, int]:
-    """How often each program was started."""
+    """The number of starts of each program."""
     return Counter(path.name.partition("-")[0] for path in folder.iterdir())
 
 

@@ -178,7 +178,9 @@ async def test_a_starved_service_that_is_stopped_is_killed(fake: Fake, killed: l
     await until(lambda: killed == ["executor"])
 
 
-async def test_a_service_that_waits_for_nothing_is_not_spoken_for(fake: Fake, memory: MemoryBroker) -> None:
+async def test_a_service_that_waits_for_no_core_gets_no_heartbeat_of_the_watchdog(
+    fake: Fake, memory: MemoryBroker
+) -> None:
     await fake.subscribe_to_pings("executor", "e1", answer=True)
     heartbeats: list[Message] = []
     await MemoryBus(memory).subscribe(f"{subjects.HEARTBEAT}.executor.e1", heartbeats.append)

@@ -88,7 +88,7 @@ class TestRunningRequests:
             assert [d.token_ids[0] for d in reader.deltas] == HELLO
             assert not world.replays
 
-    async def test_steps_from_before_this_one_started_are_asked_for_once(self, folder: Path) -> None:
+    async def test_steps_before_the_adopters_start_are_requested_once(self, folder: Path) -> None:
         async with rig(folder) as world:
             for position in range(4):
                 token = HELLO[position]
@@ -109,7 +109,7 @@ class TestRunningRequests:
             await until(lambda: all(len(reader.deltas) == 5 for reader in readers))
             assert len(world.replays) == 1
 
-    async def test_an_end_before_this_one_started_is_found(self, folder: Path) -> None:
+    async def test_an_end_before_the_adopters_start_is_found(self, folder: Path) -> None:
         async with rig(folder) as world:
             for position in range(4):
                 last = Finish.LENGTH if position == 3 else Finish.NONE
@@ -128,7 +128,7 @@ class TestRunningRequests:
             await world.attach((HELLO[:7],), step=6)
             await until(lambda: len(reader.deltas) == 7)
 
-    async def test_a_request_that_had_ended_is_told_from_its_record(self, folder: Path) -> None:
+    async def test_an_ended_request_is_answered_from_its_record(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as world:
             first = await world.open()
@@ -141,7 +141,7 @@ class TestRunningRequests:
             await reader.end()
             assert reader.bodies[1:] == first.bodies[1:]
 
-    async def test_the_deadline_is_that_of_the_request(self, folder: Path) -> None:
+    async def test_an_adopted_request_keeps_its_deadline(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.reader()
             late = msgspec.structs.replace(opening(reader), deadline=time.time() + 0.1)
@@ -159,7 +159,7 @@ class TestRunningRequests:
 class TestQueuedRequests:
     """The successor finds their items in the queue."""
 
-    async def test_the_one_that_is_first_in_rank_opens_them_when_the_process_ends(self, folder: Path) -> None:
+    async def test_the_first_detokenizer_in_rank_opens_the_streams_of_a_dead_one(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             say(one, "dead")
@@ -176,7 +176,7 @@ class TestQueuedRequests:
             assert one.load["streams"] + two.load["streams"] == 8
             await until(lambda: all(reader.queued for reader in readers.values()))
 
-    async def test_one_that_starts_finds_what_a_dead_one_has_left(self, folder: Path) -> None:
+    async def test_a_starting_detokenizer_adopts_the_streams_of_a_dead_one(self, folder: Path) -> None:
         broker = MemoryBroker()
         client = MemoryBus(broker, inbox_prefix="_INBOX")
         reader = Reader(client, Encoding.JSON)
@@ -189,7 +189,7 @@ class TestQueuedRequests:
             await finish_hello(world)
             await again.end()
 
-    async def test_one_that_comes_and_goes_during_one_look_is_found(
+    async def test_the_streams_of_a_detokenizer_that_dies_during_a_look_are_adopted(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broker = MemoryBroker()
@@ -209,7 +209,7 @@ class TestQueuedRequests:
             await store(broker, folder, opening(reader), "dead")
             await until(lambda: reader.messages)
 
-    async def test_work_that_is_stored_after_the_death_is_found_too(self, folder: Path) -> None:
+    async def test_work_that_is_stored_after_the_death_is_adopted_too(self, folder: Path) -> None:
         async with rig(folder) as world:
             say(world, "dead")
             end(world, "dead")
@@ -217,7 +217,7 @@ class TestQueuedRequests:
             await store(world.broker, folder, opening(reader), "dead")
             await until(lambda: reader.messages)
 
-    async def test_the_streams_of_a_live_one_stay_there(self, folder: Path) -> None:
+    async def test_the_streams_of_a_live_detokenizer_stay_there(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             reader = await two.open()
@@ -288,7 +288,7 @@ class TestQueuedRequests:
             assert (error.code, error.retryable) == (503, True)
             assert stays.last is None
 
-    async def test_a_running_request_without_a_work_item_ends_when_its_scheduler_does(
+    async def test_a_running_request_without_a_work_item_ends_with_its_scheduler(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nobody can bring it to another scheduler."""
@@ -366,7 +366,7 @@ class TestQueuedRequests:
 class TestTwoOwners:
     """Two detokenizers have one stream, and one of them drops it without a word."""
 
-    async def test_the_older_attachment_yields(self, folder: Path) -> None:
+    async def test_a_detokenizer_with_an_older_attachment_drops_its_stream(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             first = await one.open()
@@ -381,7 +381,7 @@ class TestTwoOwners:
             await until(lambda: two.load["streams"] == 0)
             assert await broker.store.get_done("r1")
 
-    async def test_the_newer_attachment_stays_and_says_so(self, folder: Path) -> None:
+    async def test_a_detokenizer_with_the_newer_attachment_keeps_its_stream(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             first = await one.open()
@@ -390,7 +390,7 @@ class TestTwoOwners:
             await until(lambda: two.load["streams"] == 0)
             assert one.load["streams"] == 1
 
-    async def test_the_subjects_of_the_first_one_reach_the_adopter(self, folder: Path) -> None:
+    async def test_the_subjects_of_the_first_owner_reach_the_adopter(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
             reader = await one.open()
@@ -402,7 +402,7 @@ class TestTwoOwners:
             assert await one.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "cancelled"
             await resumed.end()
 
-    async def test_one_that_was_frozen_sends_nothing_and_ends(
+    async def test_a_detokenizer_that_was_frozen_sends_nothing_and_ends(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with rig(folder) as world:
@@ -423,7 +423,7 @@ class TestTwoOwners:
 class TestDrain:
     """It goes on until another one has its streams."""
 
-    async def test_queued_and_running_streams_move(self, folder: Path) -> None:
+    async def test_a_draining_detokenizer_hands_over_queued_and_running_streams(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one:
             running, queued = await one.open(), await one.open(request_id="r2")
@@ -444,7 +444,7 @@ class TestDrain:
                 await running.end()
                 assert [d.start for d in running.deltas] == list(range(len(HELLO)))
 
-    async def test_without_another_one_it_takes_streams_until_its_successor_is_ready(self, folder: Path) -> None:
+    async def test_a_draining_detokenizer_takes_streams_until_its_successor_is_ready(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker, follows=Drain.SUCCESSOR) as one:
             draining = asyncio.create_task(one.drain())
@@ -458,7 +458,7 @@ class TestDrain:
                 await draining
                 assert not one.load[AWAITS_SUCCESSOR]
 
-    async def test_streams_that_are_not_adopted_are_finished_here(self, folder: Path) -> None:
+    async def test_a_draining_detokenizer_finishes_streams_that_no_other_adopts(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()

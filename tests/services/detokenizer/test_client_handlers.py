@@ -18,7 +18,7 @@ encodings = pytest.mark.parametrize("encoding", Encoding)
 
 
 @encodings
-async def test_detokenize(folder: Path, encoding: Encoding) -> None:
+async def test_detokenize_answers_the_tokenizers_text_and_refuses_bad_ids(folder: Path, encoding: Encoding) -> None:
     codec = msgspec.msgpack if encoding == Encoding.MSGPACK else msgspec.json
     headers = {"content-type": "application/msgpack"} if encoding == Encoding.MSGPACK else {}
     subject = f"{subjects.DETOKENIZE}.{subjects.model_token(folder.name)}"
@@ -38,7 +38,7 @@ async def test_detokenize(folder: Path, encoding: Encoding) -> None:
 class TestInboxes:
     """A reply subject that is no inbox is never answered."""
 
-    async def test_nothing_is_published_to_a_subject_of_ours(self, folder: Path) -> None:
+    async def test_no_answer_is_published_to_a_subject_of_the_services(self, folder: Path) -> None:
         async with rig(folder) as world:
             heard: list[object] = []
             await world.bus.subscribe("pagewire.svc.plan.>", heard.append)
@@ -55,7 +55,7 @@ class TestInboxes:
             await until(lambda: world.load["dropped_replies"] == 6)
             assert heard == []
 
-    async def test_a_stream_to_such_a_subject_is_not_opened(self, folder: Path) -> None:
+    async def test_a_stream_to_a_subject_of_the_services_is_not_opened(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.reader()
             reader.inbox = "pagewire.svc.plan.e1"
@@ -69,7 +69,7 @@ class TestInboxes:
 class TestNonsense:
     """Whatever arrives, the service goes on."""
 
-    async def test_messages_that_cannot_be_read(self, folder: Path) -> None:
+    async def test_unreadable_messages_harm_no_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             for verb in ("open", "attach", "abort", "nonsense"):
@@ -81,7 +81,7 @@ class TestNonsense:
             await reader.end()
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"start": -1}', b'{"start": "x"}', b'{"other": 1}'])
-    async def test_a_resumption_that_cannot_be_read(self, folder: Path, body: bytes) -> None:
+    async def test_an_unreadable_resumption_is_refused(self, folder: Path, body: bytes) -> None:
         async with rig(folder) as world:
             first = await world.open()
             reader = await world.reader()
@@ -89,7 +89,7 @@ class TestNonsense:
             assert (await reader.error()).code == 400
             await until(lambda: reader.over)
 
-    async def test_a_resumption_of_an_unknown_request(self, folder: Path) -> None:
+    async def test_the_resumption_of_an_unknown_request_is_refused(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.resume(f"{subjects.RESUME}.d1.unknown.{KEY}", 0)
             error = await reader.error()

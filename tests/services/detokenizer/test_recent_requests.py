@@ -18,7 +18,7 @@ async def ask(world: Rig) -> RecentRequests:
     return Decoder(RecentRequests).decode(answer.data)
 
 
-async def test_requests_that_run_and_requests_that_have_ended_are_told(folder: Path) -> None:
+async def test_running_and_ended_requests_are_listed(folder: Path) -> None:
     async with rig(folder) as world:
         await world.open()
         await finish_hello(world)

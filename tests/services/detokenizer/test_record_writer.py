@@ -83,7 +83,7 @@ async def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await store.get_done("r2") is None
 
 
-async def test_attempts_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_is_given_up_when_it_would_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_writer, "DONE_AGE", 0.05)
     async with writing() as (writer, store):
         store.refusal = FULL

@@ -25,7 +25,7 @@ encodings = pytest.mark.parametrize("encoding", Encoding)
 
 
 @encodings
-async def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, encoding: Encoding) -> None:
+async def test_a_stream_has_accepted_deltas_final_and_an_empty_message(folder: Path, encoding: Encoding) -> None:
     async with rig(folder) as world:
         ack = await world.store_item()
         reader = await world.open(encoding)
@@ -64,7 +64,7 @@ async def test_a_request_without_a_stream_gets_one_reply(folder: Path, encoding:
         assert (result.request_id, result.usage.completion_tokens) == ("r1", 4)
 
 
-async def test_clients_are_told_the_format_of_a_chat(folder: Path) -> None:
+async def test_clients_learn_the_format_of_a_chat(folder: Path) -> None:
     form = ChatFormat("hermes", opened=True)
     broker = MemoryBroker()
     async with rig(folder, broker=broker) as world:
@@ -132,7 +132,7 @@ async def test_completions_of_two_prompts_end_one_by_one(folder: Path) -> None:
         assert world.aborted == [([103], AbortReason.STOP_STRING)]
 
 
-async def test_cached_tokens_are_those_that_the_first_row_skipped(folder: Path) -> None:
+async def test_cached_tokens_are_the_positions_before_the_first_row(folder: Path) -> None:
     async with rig(folder) as world:
         reader = await world.open()
         await world.attach()
@@ -142,7 +142,7 @@ async def test_cached_tokens_are_those_that_the_first_row_skipped(folder: Path) 
         assert (await reader.end()).usage.cached_tokens == 2
 
 
-async def test_a_waiting_client_hears_from_us_every_second(folder: Path) -> None:
+async def test_a_waiting_client_gets_a_message_every_second(folder: Path) -> None:
     async with rig(folder) as world:
         reader = await world.open()
         silent = await world.open(request_id="r2", stream=False)
@@ -197,7 +197,7 @@ async def test_an_abort_ends_the_stream_with_its_error(folder: Path) -> None:
         await world.abort("never-heard-of", "unavailable", "x")
 
 
-async def test_a_stopping_service_ends_nothing_that_another_one_goes_on_with(folder: Path) -> None:
+async def test_a_stopping_service_ends_no_stream_that_another_one_continues(folder: Path) -> None:
     readers: list[Reader] = []
     broker = MemoryBroker()
     async with rig(folder, broker=broker) as world:
@@ -207,7 +207,9 @@ async def test_a_stopping_service_ends_nothing_that_another_one_goes_on_with(fol
         assert await broker.store.get_done(f"r{number}") is None
 
 
-async def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_detokenizer_refuses_new_streams_and_attaches_known_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pagewire.services.detokenizer.state.registry.MAX_OPEN", 2)
 
     async with rig(folder) as world:
@@ -218,7 +220,7 @@ async def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: py
         assert await world.open_for(reader, request_id="r2") == OpenState.ATTACHED
 
 
-async def test_a_result_that_no_message_can_carry(folder: Path) -> None:
+async def test_a_result_too_large_for_a_message_ends_with_413(folder: Path) -> None:
     async with rig(folder, broker=MemoryBroker(max_payload=4096)) as world:
         reader = await world.open(stream=False)
         await world.attach()
@@ -254,7 +256,7 @@ def test_the_deltas_of_a_stream_join_to_the_result(
     asyncio.run(main())
 
 
-async def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
+async def test_the_heartbeat_has_term_step_and_load(folder: Path) -> None:
     async with rig(folder) as world:
         reader = await world.open()
         await world.attach(term=7)
@@ -267,7 +269,7 @@ async def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
         assert beat.load["frames"] == 3
 
 
-async def test_the_work_of_a_scheduler_whose_process_has_ended_is_delivered_again_at_once(folder: Path) -> None:
+async def test_the_work_of_a_dead_scheduler_is_delivered_again_at_once(folder: Path) -> None:
     async with rig(folder, broker=MemoryBroker(ack_wait=60)) as world:
         ack = await world.store_item()
         await world.open()
@@ -280,7 +282,7 @@ async def test_the_work_of_a_scheduler_whose_process_has_ended_is_delivered_agai
         assert item.deliveries == 2
 
 
-async def test_a_request_that_five_schedulers_in_a_row_have_died_of_ends_with_an_error(folder: Path) -> None:
+async def test_a_request_that_kills_five_schedulers_ends_with_an_error(folder: Path) -> None:
     """A new token in between shows that it was chance."""
     async with rig(folder) as world:
         reader = await world.open()
@@ -298,7 +300,7 @@ async def test_a_request_that_five_schedulers_in_a_row_have_died_of_ends_with_an
 
 
 @pytest.mark.parametrize("silent", [False, True])
-async def test_a_store_that_takes_nothing_delays_the_last_frame_by_a_second(folder: Path, silent: bool) -> None:
+async def test_a_full_store_delays_the_last_frame_by_a_second(folder: Path, silent: bool) -> None:
     broker, store = switched_broker()
     async with rig(folder, broker=broker) as world:
         ack = await world.store_item()

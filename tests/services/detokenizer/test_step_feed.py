@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 class TestLostSteps:
     """No token is applied across a gap, and no gap stays."""
 
-    async def test_steps_that_the_bus_lost_are_asked_for(self, folder: Path) -> None:
+    async def test_steps_that_the_bus_lost_are_requested_again(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -26,7 +26,7 @@ class TestLostSteps:
             assert [d.start for d in reader.deltas] == list(range(len(HELLO)))
             assert world.replays
 
-    async def test_the_last_step_of_all_is_missed_by_the_heartbeat(self, folder: Path) -> None:
+    async def test_a_heartbeat_shows_that_the_last_step_was_lost(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -36,7 +36,7 @@ class TestLostSteps:
             await reader.end()
             assert len(reader.deltas) == 3
 
-    async def test_steps_that_are_lost_are_asked_of_the_scheduler(self, folder: Path) -> None:
+    async def test_steps_that_the_executor_lost_are_requested_from_the_scheduler(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             other = await world.open(request_id="r2")

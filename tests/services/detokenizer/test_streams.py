@@ -25,7 +25,9 @@ class TestFramesThatComeAgain:
     """They are equal to the letter, whoever asks and whenever."""
 
     @pytest.mark.parametrize("encoding", Encoding)
-    async def test_a_second_reader_in_the_middle(self, folder: Path, encoding: Encoding) -> None:
+    async def test_a_second_reader_gets_the_frames_of_the_first_from_the_beginning(
+        self, folder: Path, encoding: Encoding
+    ) -> None:
         async with rig(folder) as world:
             first = await world.open(encoding, stop=("again?", "!"))
             await world.attach()
@@ -39,7 +41,7 @@ class TestFramesThatComeAgain:
             assert first.bodies == second.bodies
 
     @pytest.mark.parametrize("running", [True, False])
-    async def test_a_resumption_from_any_position(self, folder: Path, running: bool) -> None:
+    async def test_a_resumption_repeats_the_frames_from_any_position(self, folder: Path, running: bool) -> None:
         async with rig(folder) as world:
             first = await world.open()
             await world.attach()
@@ -55,7 +57,7 @@ class TestFramesThatComeAgain:
                 await reader.end()
                 assert reader.bodies == first.bodies[1 + start :]
 
-    async def test_the_same_inbox_again(self, folder: Path) -> None:
+    async def test_a_repeated_request_from_one_inbox_repeats_its_frames(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -71,7 +73,7 @@ class TestFramesThatComeAgain:
             await reader.end()
             assert sum(d.start == 3 for d in reader.deltas) == 1
 
-    async def test_from_the_record_after_a_restart(self, folder: Path) -> None:
+    async def test_a_restarted_detokenizer_repeats_the_frames_from_the_record(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as world:
             first = await world.open(stop=("!",))
@@ -91,7 +93,7 @@ class TestFramesThatComeAgain:
 class TestDuplicates:
     """A request id that arrives again, from the same or another client."""
 
-    async def test_another_body_is_a_conflict(self, folder: Path) -> None:
+    async def test_another_body_under_a_known_id_is_a_conflict(self, folder: Path) -> None:
         async with rig(folder) as world:
             await world.open()
             other = await world.reader()
@@ -119,7 +121,7 @@ class TestDuplicates:
             await reader.end()
             assert reader.bodies == first.bodies
 
-    async def test_two_at_the_same_moment(self, folder: Path) -> None:
+    async def test_equal_requests_at_one_moment_share_one_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
             readers = [await world.reader() for _ in range(8)]
             states = await asyncio.gather(*(world.open_for(reader) for reader in readers))
@@ -129,7 +131,7 @@ class TestDuplicates:
                 await reader.end()
                 assert reader.bodies == readers[0].bodies
 
-    async def test_readers_are_bounded(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_readers_of_a_stream_are_bounded(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pagewire.services.detokenizer.streams.MAX_SUBSCRIBERS", 3)
 
         async with rig(folder) as world:
@@ -146,7 +148,7 @@ class TestDuplicates:
 class TestCancel:
     """Before the request is admitted, while it runs, and after its end."""
 
-    async def test_before_it_is_admitted(self, folder: Path) -> None:
+    async def test_a_cancel_before_the_admission_ends_the_request(self, folder: Path) -> None:
         async with rig(folder) as world:
             ack = await world.store_item()
             reader = await world.open()
@@ -160,7 +162,7 @@ class TestCancel:
             assert world.aborted == []
 
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_while_it_runs(self, folder: Path, stream: bool) -> None:
+    async def test_a_cancel_ends_a_running_request_with_its_text_so_far(self, folder: Path, stream: bool) -> None:
         async with rig(folder) as world:
             ack = await world.store_item()
             reader = await world.open(stream=stream, n=2, stop=(" world,",))
@@ -186,7 +188,7 @@ class TestCancel:
             assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "ended"
             await until(lambda: world.ended_items == [ack])
 
-    async def test_after_its_end_and_never_heard_of(self, folder: Path) -> None:
+    async def test_a_cancel_of_an_ended_or_unknown_request_says_so(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as world:
             await world.open()
@@ -196,7 +198,7 @@ class TestCancel:
         async with rig(folder, broker=broker) as world:
             assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "ended"
 
-    async def test_published_and_by_id_alone(self, folder: Path) -> None:
+    async def test_a_cancel_may_be_published_and_may_name_the_id_alone(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             world.client.publish(reader.accepted.cancel, b"")
@@ -207,7 +209,7 @@ class TestCancel:
             assert await world.cancel(f"{subjects.CANCEL}.r2") == "ended"
             assert await world.cancel(f"{subjects.CANCEL}.r3") == "unknown"
 
-    async def test_a_scheduler_that_is_gone_does_not_hold_it_up(self, folder: Path) -> None:
+    async def test_a_lost_scheduler_delays_no_cancel(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach(scheduler="gone")
@@ -218,7 +220,7 @@ class TestCancel:
 class TestAttachment:
     """Schedulers come and go; the longer list of known tokens wins."""
 
-    async def test_the_scheduler_knows_more(self, folder: Path) -> None:
+    async def test_tokens_that_only_the_scheduler_knows_reach_the_client(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -234,7 +236,7 @@ class TestAttachment:
             assert [d.token_ids[0] for d in reader.deltas] == HELLO
             assert reader.text() == "Hello world, and 🦙 again!"
 
-    async def test_the_detokenizer_knows_more(self, folder: Path) -> None:
+    async def test_tokens_that_only_the_detokenizer_knows_reach_the_scheduler(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -248,7 +250,7 @@ class TestAttachment:
             await reader.end()
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:5]
 
-    async def test_completions_that_ended_are_named(self, folder: Path) -> None:
+    async def test_an_attachment_names_the_completions_that_have_ended(self, folder: Path) -> None:
         async with rig(folder) as world:
             await world.open(n=3, stop=("!",))
             await world.attach(([], [], []))
@@ -257,7 +259,7 @@ class TestAttachment:
             assert unpack(answer.ended) == [0, 1]
             assert answer.state == AttachState.OPEN
 
-    async def test_an_end_that_only_the_scheduler_has_seen(self, folder: Path) -> None:
+    async def test_an_end_that_only_the_scheduler_has_seen_ends_the_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
             ack = await world.store_item()
             reader = await world.open()
@@ -295,7 +297,7 @@ class TestAttachment:
             await until(lambda: world.aborted)
             assert world.aborted == [([100, 101], AbortReason.CANCELLED)]
 
-    async def test_a_stop_string_in_tokens_that_only_the_scheduler_knew(self, folder: Path) -> None:
+    async def test_a_stop_string_in_tokens_of_the_scheduler_ends_the_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open(stop=("world",))
             answer = await world.attach((HELLO,))
@@ -315,7 +317,7 @@ class TestAttachment:
             await reader.end()
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]
 
-    async def test_a_scheduler_hears_that_another_one_has_its_request(self, folder: Path) -> None:
+    async def test_a_scheduler_learns_that_another_one_has_its_request(self, folder: Path) -> None:
         """A frozen scheduler that wakes would go on with sequences that nobody needs."""
 
         async with rig(folder) as world:
@@ -328,7 +330,7 @@ class TestAttachment:
             await reader.end()
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:1]
 
-    async def test_a_step_of_before_a_preemption_keeps_its_tokens(self, folder: Path) -> None:
+    async def test_tokens_from_before_a_preemption_are_kept(self, folder: Path) -> None:
         """The sequence goes on in the same attachment: what is computed again comes at positions that are known."""
 
         async with rig(folder) as world:
@@ -371,7 +373,7 @@ class TestAttachment:
             await world.open(request_id="r2")
             assert looked_for == ["r2"]
 
-    async def test_a_request_that_nobody_opened(self, folder: Path) -> None:
+    async def test_an_attach_without_an_opened_stream_is_unknown(self, folder: Path) -> None:
         async with rig(folder) as world:
             assert (await world.attach()).state == AttachState.UNKNOWN
 
@@ -404,7 +406,7 @@ async def test_a_client_hears_nothing_before_the_queue_has_its_request(folder: P
 class TestLogprobs:
     """They stand beside their tokens from the step to the record."""
 
-    async def test_they_come_with_their_tokens_and_again_from_the_record(self, folder: Path) -> None:
+    async def test_log_probabilities_come_with_their_tokens_and_from_the_record(self, folder: Path) -> None:
         broker = MemoryBroker()
         fields: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
         async with rig(folder, broker=broker) as world:
@@ -439,7 +441,7 @@ class TestLogprobs:
                 [t, t + 1] for t in HELLO
             ]
 
-    async def test_a_stop_string_cuts_them_at_the_token_that_completes_it(self, folder: Path) -> None:
+    async def test_a_stop_string_cuts_log_probabilities_at_its_last_token(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open(stream=False, logprobs=True, stop=("world", "lo wor"))
             await world.attach()
@@ -459,7 +461,9 @@ class TestLogprobs:
             assert unpack(answer.tokens[0]) == []
 
     @pytest.mark.parametrize("asked", [{"logprobs": True}, {"prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}])
-    async def test_a_token_without_them_is_a_loss(self, folder: Path, asked: dict[str, Any]) -> None:
+    async def test_a_token_without_requested_log_probabilities_counts_as_lost(
+        self, folder: Path, asked: dict[str, Any]
+    ) -> None:
         async with rig(folder) as world:
             await world.open(**asked)
             await world.attach()
@@ -514,7 +518,7 @@ class TestOrigins:
             await until(lambda: len(reader.deltas) == 5)
             assert [delta.origin for delta in reader.deltas] == ["sampled", "drafted", "drafted", "sampled", "forced"]
 
-    async def test_no_frame_says_it_unasked(self, folder: Path) -> None:
+    async def test_frames_have_origins_on_request_alone(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()

@@ -88,7 +88,7 @@ async def test_a_tenant_cannot_resume_into_the_inbox_of_another(folder: Path) ->
 
 
 @pytest.mark.parametrize("secret", ["0" * 32, KEY[:-1], KEY + "0", KEY.upper(), "x"])
-async def test_the_secret_is_needed(folder: Path, secret: str) -> None:
+async def test_a_cancel_and_a_resumption_need_the_streams_secret(folder: Path, secret: str) -> None:
     async with rig(folder) as world:
         await world.open()
         subject = f"d1.r1.{secret}"
@@ -106,7 +106,7 @@ async def test_a_client_cancels_by_its_id_alone_within_its_tenant(folder: Path) 
         assert await cancel(world, f"{subjects.CANCEL}.r1", "") == "cancelled"
 
 
-async def test_a_restarted_detokenizer_asks_for_the_same_secret(folder: Path) -> None:
+async def test_a_restarted_detokenizer_takes_the_same_secret(folder: Path) -> None:
     async with rig(folder) as world:
         await world.open()
         await world.attach()

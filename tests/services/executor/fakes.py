@@ -34,7 +34,7 @@ from tests.support import waiting
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 DRAFTING = replace(CAPACITY, max_drafted_rows=24)
-"""Of a device whose rows may have drafts."""
+"""Capacity of a device whose rows may have drafts."""
 PATIENCE = waiting.PATIENCE
 
 

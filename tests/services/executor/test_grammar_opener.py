@@ -144,7 +144,7 @@ def test_sampled_tokens_count_for_the_next_mask() -> None:
 
 
 @pytest.mark.parametrize("text", ['start: "xb"', "start: /(x|b)+/"])
-def test_masks_along_a_draft_are_those_of_its_tokens_one_by_one_and_change_nothing(text: str) -> None:
+def test_masks_along_a_draft_equal_its_tokens_masks_and_change_no_state(text: str) -> None:
     masks, plain = opened(text), opened(text)
     x, b = LIBRARY.encode("x").ids[0], LIBRARY.encode("b").ids[0]
     along = masks.along(np.array([2]), [[x, b]])

@@ -75,7 +75,7 @@ def test_discarded_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert not device.pending
 
 
-def test_patience_grows_with_the_positions_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_step_grows_with_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch)
     steps = InFlightSteps(device)
     steps.launch(step(0, 20), 1, [])

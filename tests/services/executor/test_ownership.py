@@ -1,4 +1,4 @@
-"""Who gets an executor, and who does not."""
+"""One scheduler owns an executor at a time."""
 
 import pytest
 
@@ -32,12 +32,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_a_free_executor_is_anyones(world: World) -> None:
+def test_a_free_executor_takes_any_claim(world: World) -> None:
     assert world.claim("a", 4)
     assert world.owner.term == 4
 
 
-def test_another_model_is_declined(world: World) -> None:
+def test_a_claim_for_another_model_is_declined(world: World) -> None:
     assert not world.claim("a", 4, model="huge")
     assert world.owner.term == 0
 
@@ -50,7 +50,7 @@ def test_an_owned_executor_is_declined_while_the_owner_lives(world: World) -> No
     assert world.owner.term == 4
 
 
-def test_the_owner_lives_from_its_claim_and_its_plans_before_its_first_heartbeat(world: World) -> None:
+def test_claims_and_plans_show_that_the_owner_lives(world: World) -> None:
     assert world.claim("a", 4)
     world.now += 0.9 * SILENCE
     assert not world.claim("b", 5)
@@ -59,7 +59,7 @@ def test_the_owner_lives_from_its_claim_and_its_plans_before_its_first_heartbeat
     assert not world.claim("b", 6)
 
 
-def test_an_owner_that_was_not_heard_during_a_pause_of_the_executor_keeps_it(world: World) -> None:
+def test_a_pause_of_the_executor_costs_no_owner_its_executor(world: World) -> None:
     assert world.claim("a", 4)
     world.now += 5 * SILENCE
     world.hears = False
@@ -68,7 +68,7 @@ def test_an_owner_that_was_not_heard_during_a_pause_of_the_executor_keeps_it(wor
     assert world.claim("b", 6)
 
 
-def test_a_silent_owner_loses_it(world: World) -> None:
+def test_a_silent_owner_loses_its_executor(world: World) -> None:
     assert world.claim("a", 4)
     world.now += SILENCE
     assert world.claim("b", 5)
@@ -76,7 +76,7 @@ def test_a_silent_owner_loses_it(world: World) -> None:
     assert world.owner.term == 5
 
 
-def test_an_owner_that_went_on_elsewhere_loses_it(world: World) -> None:
+def test_an_owner_with_another_executor_loses_this_one(world: World) -> None:
     assert world.claim("a", 4)
     world.beats["a"] = beat("a", 6)
     assert world.claim("b", 7)
@@ -108,7 +108,7 @@ def test_a_released_executor_takes_only_a_higher_term(world: World) -> None:
     assert world.claim("b", 5)
 
 
-def test_an_owner_whose_process_has_ended_loses_it_at_once(world: World) -> None:
+def test_an_owner_whose_process_has_ended_loses_its_executor_at_once(world: World) -> None:
     assert world.claim("a", 4)
     assert not world.owner.forget("b")
     assert not world.claim("c", 5)

@@ -19,7 +19,7 @@ def test_a_column_holds_the_packed_numbers(values: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
-def test_pairs_come_apart(values: list[tuple[int, int]]) -> None:
+def test_packed_pairs_unpack_into_two_columns(values: list[tuple[int, int]]) -> None:
     first, second = pairs(pack([value for pair in values for value in pair]))
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == values
 

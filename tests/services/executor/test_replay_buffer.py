@@ -17,7 +17,9 @@ def name(term: int, step: int) -> bytes:
     first=st.integers(0, 25),
     last=st.integers(0, 25),
 )
-def test_it_is_a_window_over_the_steps_of_the_last_term(held: int, runs: list[int], first: int, last: int) -> None:
+def test_a_replay_buffer_holds_the_newest_steps_of_the_last_term(
+    held: int, runs: list[int], first: int, last: int
+) -> None:
     buffer = ReplayBuffer(steps=held)
     term, kept = 0, list[tuple[int, bytes]]()
     for number, count in enumerate(runs, 1):
@@ -38,7 +40,7 @@ def test_another_term_has_no_steps(term: int) -> None:
     assert buffer.since(2, 0, 9) == [b"new"]
 
 
-def test_bytes_are_bounded_too() -> None:
+def test_the_bytes_of_a_replay_buffer_are_bounded() -> None:
     buffer = ReplayBuffer(steps=100, size=10)
     for step in range(6):
         buffer.append(1, step, b"four")

@@ -49,7 +49,7 @@ async def open_desk() -> AsyncIterator[Desk]:
 
 
 @pytest.mark.anyio
-async def test_a_reader_gets_those_of_its_range_that_are_left() -> None:
+async def test_a_reader_gets_the_buffered_outputs_of_its_range() -> None:
     async with open_desk() as desk:
         for step in range(500):
             desk.buffer.append(3, step, b"%d" % step)
@@ -59,7 +59,7 @@ async def test_a_reader_gets_those_of_its_range_that_are_left() -> None:
 
 
 @pytest.mark.anyio
-async def test_there_is_nothing_of_another_term() -> None:
+async def test_steps_of_another_term_are_not_replayed() -> None:
     async with open_desk() as desk:
         desk.buffer.append(3, 0, b"0")
         assert await desk.read(Replay(2, 0, 5)) == []
@@ -92,7 +92,7 @@ async def test_two_readers_are_answered_apart() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failed_answer_does_not_end_the_desk() -> None:
+async def test_a_failed_answer_does_not_end_the_responder() -> None:
     async with open_desk() as desk:
         desk.buffer.append(1, 0, b"too large" * desk.bus.max_payload)
         desk.buffer.append(1, 1, b"1")

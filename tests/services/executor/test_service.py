@@ -119,7 +119,7 @@ async def test_a_claim_learns_whose_blocks_the_executor_keeps(serve: Serve) -> N
 
 
 @pytest.mark.anyio
-async def test_it_says_whether_it_is_free(serve: Serve) -> None:
+async def test_the_heartbeat_says_whether_the_executor_is_free(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         assert bench.executor.heartbeat().load["free"] == 1
         assert (await bench.claim(5, "a")).accepted
@@ -154,7 +154,7 @@ async def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_figures_of_the_latest_steps_are_told_to_the_gateway_alone(serve: Serve) -> None:
+async def test_the_figures_of_the_latest_steps_go_to_the_gateway_alone(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1, 2, 3], range(4), picks=sampling(7, max_tokens=2))))
@@ -214,7 +214,7 @@ async def test_a_step_of_an_old_term_is_not_sent(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_contradictory_plan_leaves_it_unready_until_the_next_term(serve: Serve) -> None:
+async def test_a_contradictory_plan_leaves_the_executor_unready_until_a_new_term(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         assert (await bench.beats.get()).ready
@@ -254,7 +254,7 @@ async def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_service_of_a_device_that_does_not_recover_reports_the_step_and_ends(
+async def test_a_lost_device_ends_the_service_with_a_report_of_its_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = FakeDevice()
@@ -301,7 +301,7 @@ async def test_a_claim_is_not_answered_while_the_device_opens(monkeypatch: pytes
 
 
 @pytest.mark.anyio
-async def test_it_is_free_as_soon_as_the_process_of_its_scheduler_has_ended(serve: Serve) -> None:
+async def test_an_executor_is_free_when_the_process_of_its_scheduler_has_ended(serve: Serve) -> None:
     async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         assert (await bench.beats.get()).load["free"] == 0

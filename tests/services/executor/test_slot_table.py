@@ -262,7 +262,7 @@ def test_a_finished_slot_waits_for_its_removal() -> None:
         table.apply(plan(2, add(0, 2, [3], [0])))
 
 
-def test_stop_wins_over_length() -> None:
+def test_a_stop_id_wins_over_the_length() -> None:
     table = running(add(0, 1, [3], [0], picks=sampling(max_tokens=1, stop_ids=[5])))
     assert list(table.record(launched(table), np.array([5])).finishes) == [Finish.STOP]
 
@@ -282,7 +282,7 @@ def test_a_limit_below_the_computed_positions_stops_the_slot() -> None:
     assert table.has_work
 
 
-def test_clear_frees_every_slot() -> None:
+def test_a_cleared_table_has_every_slot_free() -> None:
     table = running(add(0, 1, [3], [0]), add(1, 2, [4], [1]))
     table.clear()
     assert table.launch() is None
@@ -343,7 +343,7 @@ def test_a_cut_column_is_refused(cut: bytes) -> None:
         )
 
 
-def test_forced_tokens_are_reported_behind_the_sampled_one_and_computed_before_prompts() -> None:
+def test_forced_tokens_come_behind_the_sampled_one_and_before_prompts() -> None:
     table = running(add(0, 1, [3], [0, 1]), add(1, 2, [4], [2]), add(2, 3, range(12), [3, 4, 5, 6]))
     table.apply(plan(2, order=[2], budget=4))
     step, forced = launched(table), {0: [20, 21]}

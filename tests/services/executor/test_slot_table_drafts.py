@@ -90,7 +90,7 @@ def test_a_prompt_in_progress_has_no_drafts() -> None:
     assert (step.batch.token_ids.tolist(), drafts(step)) == ([8, 7], [1])
 
 
-def test_nothing_is_launched_beside_a_step_with_drafts() -> None:
+def test_no_step_is_launched_beside_a_step_with_drafts() -> None:
     table = drafting(add(0, 1, [3], [0, 1, 2]), add(1, 2, range(5), [3, 4, 5]), draft=[7])
     table.apply(plan(2, budget=2))
     step = launched(table)
@@ -100,7 +100,7 @@ def test_nothing_is_launched_beside_a_step_with_drafts() -> None:
     assert table.launch() is not None
 
 
-def test_a_step_waits_for_the_tokens_in_flight_where_drafts_are_likely_behind_them() -> None:
+def test_a_step_waits_for_tokens_in_flight_where_drafts_are_likely() -> None:
     """Drafts are found by the text without those tokens, and follow the text with them."""
     begins: dict[int, list[int]] = {1: [], 3: [9, 9], 4: [9, 9]}
     table = drafting(add(0, 1, [3], [0, 1, 2]), guess=lambda text, _most: begins.get(len(text), []))

@@ -58,7 +58,7 @@ class Recorder:
         self.step += 1
 
 
-def test_prefill_then_decode() -> None:
+def test_a_sequence_has_a_prefill_span_and_a_decode_span() -> None:
     recorder = Recorder()
     traced = add(0, 7, [1, 2, 3, 4], [0], computed=1, trace=PARENT)
     recorder.ran(plans=[plan(1, traced)])
@@ -113,7 +113,7 @@ def test_untraced_sequences_leave_no_spans_beside_traced_ones() -> None:
     assert [(found[0], found[3]["sequence"]) for found in recorder.found] == [("prefill", 8), ("decode", 8)]
 
 
-def test_a_step_of_traced_sequences_is_linked_to_all_of_their_traces_ten_times_a_second_at_most() -> None:
+def test_at_most_ten_step_spans_a_second_link_to_all_traces() -> None:
     recorder = Recorder()
 
     both = plan(1, add(0, 7, [1], [0], trace=PARENT), add(1, 8, [1], [1], trace=OTHER), add(2, 9, [1], [2]))

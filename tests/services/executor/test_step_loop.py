@@ -45,7 +45,7 @@ def key(sequence: int) -> int:
     return sequence_key(sequence, 0, 0)
 
 
-def test_it_runs_as_far_as_the_lease_and_no_further(run: Run) -> None:
+def test_the_loop_runs_as_far_as_the_lease_and_no_further(run: Run) -> None:
     run.inbox.put(plan(1, add(0, 7, [1, 2, 3], range(10), picks=sampling(7, max_tokens=30)), lease_until=3))
     outputs = [run.output() for _ in range(3)]
     run.inbox.put(plan(2, lease_until=5))
@@ -113,7 +113,7 @@ def test_a_plan_that_no_step_follows_is_answered(run: Run) -> None:
     assert (answer.step, answer.plan, answer.sequences) == (2, 3, b"")
 
 
-def test_answers_take_a_number_and_nothing_of_the_lease(run: Run) -> None:
+def test_answers_take_a_number_and_no_step_of_the_lease(run: Run) -> None:
     run.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30)), lease_until=1))
     assert unpack(run.output().sequences) == [7]
     for number in (2, 3):
@@ -127,7 +127,7 @@ def test_answers_take_a_number_and_nothing_of_the_lease(run: Run) -> None:
     assert run.output().sequences == b""
 
 
-def test_nothing_is_applied_across_a_gap(run: Run) -> None:
+def test_no_plan_is_applied_across_a_gap(run: Run) -> None:
     run.inbox.put(plan(3, removed=[0], lease_until=0))
     run.inbox.put(plan(1, lease_until=0))
     assert run.output().plan == 1
@@ -137,7 +137,7 @@ def test_nothing_is_applied_across_a_gap(run: Run) -> None:
     assert (repaired.output.step, repaired.output.plan) == (1, 3)
 
 
-def test_a_slot_at_its_limit_delays_nobody(run: Run) -> None:
+def test_a_slot_at_its_limit_delays_no_other_slot(run: Run) -> None:
     short = add(0, 7, [1], [0], limit=2, picks=sampling(7, max_tokens=30))
     run.inbox.put(plan(1, short, add(1, 8, [4], [1, 2], picks=sampling(8, max_tokens=6)), lease_until=4))
     assert [unpack(run.output().sequences) for _ in range(4)] == [[7, 8], [7, 8], [8], [8]]
@@ -209,7 +209,7 @@ def test_an_output_names_the_plan_before_its_launch(ahead: Run) -> None:
     assert [output.step for output in outputs] == [0, 1, 2]
 
 
-def test_a_step_of_dead_rows_counts_as_none(run: Run) -> None:
+def test_a_step_of_dead_rows_is_not_counted(run: Run) -> None:
     stop = token_at(key(7), 2)
     run.inbox.put(plan(1, add(0, 7, [1], [0, 1], picks=sampling(7, max_tokens=7, stop_ids=[stop])), lease_until=3))
     outputs = [run.output() for _ in range(2)]
@@ -362,7 +362,7 @@ def waited(run: Run, second: int) -> float:
     return run.loop.counters.waiting_s - before
 
 
-def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
+def test_waiting_time_counts_only_while_there_is_work(run: Run) -> None:
     run.inbox.put(plan(1, lease_until=0))
     run.output()
     assert waited(run, 2) == 0
@@ -388,7 +388,7 @@ def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypa
     assert [*overdue, gated.loop.overdue] == [False, False, True, False]
 
 
-def test_the_device_is_told_how_to_sample(run: Run) -> None:
+def test_the_device_gets_the_sampling_parameters_of_each_sequence(run: Run) -> None:
     added = add(0, 7, [1, 2, 3, 4], [0, 1], prompt_tokens=3, picks=sampling(5, stop_ids=[2, 9]))
     expected = record(temperature=1.0, key=sequence_key(5, 0, 0), min_length=3)
     assert sampling_record(added) == expected
@@ -398,7 +398,7 @@ def test_the_device_is_told_how_to_sample(run: Run) -> None:
     assert run.device.stop_ids[0] == [2, 9]
 
 
-def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> None:
+def test_candidates_are_sent_for_the_sequences_that_ask_for_them(run: Run) -> None:
     asking = msgspec.structs.replace(sampling(7), candidates=2)
     run.inbox.put(plan(1, add(1, 9, [4], [1], picks=asking), add(0, 8, [1, 2], [0]), lease_until=1))
     output = run.output()
@@ -409,13 +409,13 @@ def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> Non
     assert np.frombuffer(output.logprobs, "<f4").tolist() == [0.0, -1.0]
 
 
-def test_nothing_is_told_where_nobody_asks(run: Run) -> None:
+def test_candidates_and_logprobs_are_sent_on_request_alone(run: Run) -> None:
     run.inbox.put(plan(1, add(0, 7, [1], [0]), lease_until=1))
     output = run.output()
     assert (output.candidate_counts, output.candidates, output.logprobs) == (b"", b"", b"")
 
 
-def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_first(run: Run) -> None:
+def test_forks_inherit_the_sampling_of_their_source_after_its_blocks(run: Run) -> None:
     picks = sampling(7, max_tokens=30)
     run.inbox.put(plan(1, add(0, 7, [1, 2, 3, 4, 5], [0, 1], limit=5, picks=picks), lease_until=9))
     run.output()
@@ -437,7 +437,7 @@ def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_firs
     assert run.loop.counters.num_slots == 2
 
 
-def test_a_fork_of_nothing_ends_the_term_before_the_device_hears_of_it(run: Run) -> None:
+def test_a_fork_of_an_empty_slot_ends_the_term_before_the_device_sees_it(run: Run) -> None:
     broken = msgspec.structs.replace(
         plan(1), forks=(Fork(1, 8, 0, 5, pack([6]), pack([0, 1]), 6),), copies=pack([1, 2])
     )

@@ -23,7 +23,7 @@ def test_every_reference_leads_to_a_schema() -> None:
     assert {"messages", "temperature", "structured_outputs", "tools"} <= chat["properties"].keys()
 
 
-def test_bounds_are_those_that_requests_are_checked_against() -> None:
+def test_documented_bounds_equal_the_checked_ones() -> None:
     body = document()["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     expected: dict[str, dict[str, float]] = {
         "temperature": {"minimum": 0.0, "maximum": 2.0},

@@ -265,7 +265,7 @@ def test_an_idle_gateway_ends_at_once() -> None:
         gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), PATIENCE))
 
 
-def test_a_draining_gateway_serves_until_its_successor_is_ready_and_then_closes_each_connection() -> None:
+def test_a_draining_gateway_serves_until_its_successor_is_ready() -> None:
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.signal)

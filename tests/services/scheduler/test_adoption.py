@@ -65,7 +65,7 @@ async def test_the_successor_gets_the_tokens_so_far_and_the_opening() -> None:
             await second.until(lambda: second.tokens[attach.first_sequence] == generate(PROMPT, 20, []))
 
 
-async def test_without_a_successor_the_executor_goes_on_and_the_next_one_gets_everything() -> None:
+async def test_without_a_detokenizer_tokens_are_kept_for_the_next_one() -> None:
     async with scene(ack_wait=1.0) as s:
         s.executor.free_running = False
         say(s, "detok")

@@ -108,7 +108,7 @@ async def test_without_a_term_nothing_is_claimed(scene: Scene, monkeypatch: pyte
 PLAN = Plan(1, 1, b"", (), b"", b"", b"", 64, 8)
 
 
-async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is_back() -> None:
+async def test_an_executor_that_moves_to_another_server_gets_its_plan() -> None:
     bus, elsewhere = (MemoryBus(broker) for broker in [MemoryBroker()] * 2)
     client = ExecutorClient(bus, Peers(bus), "e", 1, lambda step: None)
     reading = asyncio.create_task(client.run())
@@ -143,7 +143,7 @@ async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.M
     await reading
 
 
-async def test_a_scheduler_without_a_core_reads_what_came_before_it_judges_silence(
+async def test_a_scheduler_reads_late_heartbeats_before_it_judges_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Timers come before messages on the event loop: after a pause, the heartbeats of that time are still unread."""

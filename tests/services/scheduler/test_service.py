@@ -346,7 +346,7 @@ async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_l
             assert tokens == generate([i, i], 20, [])
 
 
-async def test_the_computed_part_of_a_prompt_survives_where_an_executor_was_only_thought_lost(
+async def test_the_computed_part_of_a_prompt_survives_a_false_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor_client, "SILENCE", 0.2)
@@ -381,7 +381,7 @@ async def test_an_executor_whose_process_has_ended_is_lost_before_it_is_silent(
         await until(lambda: successor.plans)
 
 
-async def test_the_work_of_a_lost_executor_does_not_wait_for_another_while_another_scheduler_has_one(
+async def test_the_work_of_a_lost_executor_goes_to_a_scheduler_that_has_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "HAND_BACK_AFTER", NEVER)
@@ -449,7 +449,7 @@ async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() 
         assert s.load("requests") == 1
 
 
-async def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_new_one() -> None:
+async def test_a_repeated_request_goes_on_at_the_successor_of_its_detokenizer() -> None:
     async with scene() as s:
         s.executor.free_running = False
         await s.work("r", [5, 6], max_tokens=20)
@@ -479,7 +479,7 @@ async def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
         assert len(s.detokenizer.attached) == 1
 
 
-async def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
+async def test_unreadable_items_and_requests_are_dropped_and_harm_no_request() -> None:
     async with scene() as s:
         await s.bus.store.put_work(QUEUE, b"\x01nonsense")
         await s.bus.store.put_work(QUEUE, b"\x63")
@@ -561,7 +561,7 @@ async def test_a_scheduler_takes_its_own_queue_and_advertises_its_prefixes() -> 
         assert advertised[-1].slots == SLOTS
 
 
-async def test_items_that_come_while_there_is_no_executor_return_to_their_queue() -> None:
+async def test_items_without_an_executor_return_to_their_queue() -> None:
     broker = MemoryBroker(ack_wait=30.0)
     settings = Settings(served_model_name=MODEL)
     scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
@@ -690,7 +690,7 @@ async def test_a_beam_search_is_handed_over_whole_and_its_beams_are_never_bound(
         assert any(plan.copies for plan in s.executor.plans)
 
 
-async def test_a_search_that_its_client_gives_up_is_freed() -> None:
+async def test_an_aborted_beam_search_is_freed() -> None:
     async with scene() as s:
         await s.work("r", [5, 6], max_tokens=80, n=2, beams=2)
         await s.detokenizer.until(lambda: any(plan.forks for plan in s.executor.plans))
@@ -700,7 +700,7 @@ async def test_a_search_that_its_client_gives_up_is_freed() -> None:
         await s.detokenizer.until(lambda: not s.executor.model.slots)
 
 
-async def test_a_search_begins_again_with_another_executor() -> None:
+async def test_a_beam_search_begins_again_with_another_executor() -> None:
     async with scene() as s:
         await s.work("r", [5, 6], max_tokens=30, n=1, beams=4)
         await s.detokenizer.until(lambda: len(s.executor.plans) > 8)
@@ -736,7 +736,7 @@ async def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
         (8, 190, 32, "KV blocks"),
     ],
 )
-async def test_a_search_that_cannot_run_here_is_refused(
+async def test_a_beam_search_that_the_device_cannot_run_is_refused(
     beams: int, max_tokens: int, candidates: int, reason: str
 ) -> None:
     async with scene(executor={"max_candidates": candidates}) as s:
@@ -772,9 +772,7 @@ class TestDrain:
         return sorted(Decoder(WorkItem).decode(item.data).request_id for item in items)
 
     @pytest.mark.parametrize("follows", [Drain.ALONE, Drain.SUCCESSOR])
-    async def test_a_draining_scheduler_gives_work_and_executor_to_one_that_looks_for_an_executor(
-        self, follows: Drain
-    ) -> None:
+    async def test_a_draining_scheduler_hands_over_work_and_executor(self, follows: Drain) -> None:
         async with scene(follows=follows, executor={"free_running": False}) as s:
             await s.work("r", [5, 6], max_tokens=9)
             await s.detokenizer.until(lambda: s.load("running") == 1)
@@ -796,7 +794,7 @@ class TestDrain:
             await self.other(s, claiming=True)
             await asyncio.wait_for(draining, PATIENCE)
 
-    async def test_alone_a_draining_scheduler_finishes_running_requests_and_returns_waiting_ones(self) -> None:
+    async def test_a_lone_draining_scheduler_ends_running_requests_and_returns_others(self) -> None:
         async with scene(executor={"free_running": False}) as s:
             names = [f"r{i:02}" for i in range(SLOTS + 3)]
             for i, name in enumerate(names):

@@ -31,7 +31,7 @@ def request(number: int) -> Request:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5])
-def test_a_request_that_has_ended_is_counted_once(kept: int) -> None:
+def test_an_ended_request_is_counted_once(kept: int) -> None:
     """However many samples it is kept for because its detokenizer has not read its last token."""
     policy = Policy(1, TermLimits(num_blocks=64, block_size=16, max_num_seqs=SLOTS, budget=512, window=8))
     policy.running += [sequence(4) for _ in range(SLOTS)]

@@ -73,7 +73,7 @@ async def scene() -> AsyncIterator[Scene]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_own_work_and_work_for_any_of_every_class() -> None:
+async def test_a_scheduler_takes_its_own_and_common_work_of_every_priority() -> None:
     async with scene() as s:
         queues = subjects.work_queues("m", "me") + subjects.work_queues("m", subjects.ANY)
         for queue in queues:
@@ -156,7 +156,7 @@ async def test_a_queue_that_cannot_be_reached_is_tried_again(monkeypatch: pytest
         await until(lambda: sorted(s.taken) == [(OWN, b"x"), (OTHER, b"y")])
 
 
-async def test_a_queue_that_stands_still_delivers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stuck_queue_is_told_to_deliver_its_items_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its position may be ahead of its items, since the disk has lost some, or somebody has paused it."""
     async with scene() as s:
         mended, pull = asyncio.Event(), MemoryStore.pull_work
@@ -178,7 +178,7 @@ async def test_a_queue_that_stands_still_delivers_anew(monkeypatch: pytest.Monke
         await until(lambda: not s.consumer.problem)
 
 
-async def test_items_that_others_have_do_not_make_a_queue_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_items_delivered_to_others_do_not_make_a_queue_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     anew: list[str] = []
 
     async def deliver_anew(_: MemoryStore, queue: str) -> None:

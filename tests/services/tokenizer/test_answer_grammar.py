@@ -42,7 +42,7 @@ def taken(text: str) -> list[str]:
     return [name for name in texts if compiler().compile(text).try_consume_tokens(ids[name]) == len(ids[name])]
 
 
-def test_a_strict_tool_holds_its_arguments_and_leaves_those_of_others_free() -> None:
+def test_a_strict_tool_binds_its_own_arguments_alone() -> None:
     tools = [tool("look", parameters=CITY, strict=True), tool("listen", parameters=CITY)]
     assert taken(grammar(HERMES, tools)) == ["right", "other"]
     assert taken(grammar(AS_TEXT, tools)) == ["right"]
@@ -56,7 +56,7 @@ def test_a_tool_that_is_not_strict_costs_no_grammar() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{"beam_width": 2}, {"bad_words": ["x"]}, {"allowed_token_ids": [1]}])
-def test_strict_gives_way_to_what_no_grammar_goes_with(sampling: dict[str, Any]) -> None:
+def test_strict_gives_way_to_sampling_that_excludes_grammars(sampling: dict[str, Any]) -> None:
     assert grammar(HERMES, [tool("look", parameters=CITY, strict=True)], sampling=sampling) == ""
 
 

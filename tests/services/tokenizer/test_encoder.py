@@ -90,7 +90,7 @@ async def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
     assert all(name.startswith("encode") for name in recorder.threads[1:])
 
 
-async def test_of_many_short_texts_one_is_encoded_per_turn_of_the_loop(encoder: Encoder) -> None:
+async def test_each_turn_of_the_loop_encodes_at_most_one_text(encoder: Encoder) -> None:
     recorder = recorded(encoder)
 
     loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ async def test_of_many_short_texts_one_is_encoded_per_turn_of_the_loop(encoder: 
     assert len(set(recorder.turns)) == len(recorder.turns) == 10
 
 
-async def test_many_at_once_do_not_disturb_each_other(encoder: Encoder) -> None:
+async def test_long_texts_encoded_at_once_do_not_disturb_each_other(encoder: Encoder) -> None:
     texts = [f"{LONG} {number}" for number in range(12)]
     recorder = recorded(encoder)
 
@@ -135,7 +135,7 @@ written = st.lists(
 
 @cache
 def library(name: str) -> Tokenizer:
-    """Whose ids are right."""
+    """The tokenizer whose ids are right."""
     if name == "bundled":
         bundled: Tokenizer = load_tokenizer(BUNDLED).backend
         return bundled
@@ -186,12 +186,12 @@ def test_any_text_has_the_ids_of_the_models_own_library(name: str, text: str, *,
 
 @pytest.mark.parametrize("piece", ["a", " ", "\n", " \n", "'", "(", "7", "e\u0301", "猫", "<|", "ab "])
 @pytest.mark.parametrize("name", FAST)
-def test_long_monotony_has_them_too(name: str, piece: str) -> None:
+def test_long_repetitions_have_the_ids_of_the_models_own_library(name: str, piece: str) -> None:
     text = piece * 20_000
     assert fast(name)([text], True) == [library(name).encode(text).ids]
 
 
-def test_a_tokenizer_that_the_fast_library_refuses_is_encoded_by_the_models_own() -> None:
+def test_texts_that_the_fast_library_cannot_encode_go_to_the_models_own() -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "rabbit": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])

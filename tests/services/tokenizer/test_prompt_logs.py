@@ -24,11 +24,11 @@ async def line(body: dict[str, Any], *, log_prompts: bool) -> dict[str, Any]:
     return dict(logged)
 
 
-async def test_by_default_it_has_no_text_of_a_client() -> None:
+async def test_the_log_has_no_text_of_a_client_by_default() -> None:
     entry = await line({"prompt": TEXT}, log_prompts=False)
     assert "secret" not in str(entry)
 
 
-async def test_on_demand_it_has_the_beginning_of_each_prompt() -> None:
+async def test_the_log_has_the_beginning_of_each_prompt_on_demand() -> None:
     entry = await line({"prompt": [TEXT, "short"]}, log_prompts=True)
     assert entry["prompts"] == [TEXT[:4096], "short"]

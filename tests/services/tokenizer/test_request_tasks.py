@@ -15,7 +15,7 @@ async def fail() -> None:
     raise Failure
 
 
-async def test_the_number_is_bounded() -> None:
+async def test_the_number_of_requests_is_bounded() -> None:
     gate = asyncio.Event()
     tasks = RequestTasks(max_requests=2)
     for _ in range(2):
@@ -29,7 +29,7 @@ async def test_the_number_is_bounded() -> None:
     assert len(tasks) == 0
 
 
-async def test_the_bytes_are_bounded() -> None:
+async def test_the_bytes_of_all_requests_are_bounded() -> None:
     gate = asyncio.Event()
     tasks = RequestTasks(max_bytes=100)
     tasks.start(_wait(gate), 60, _never)
@@ -49,7 +49,7 @@ async def test_an_error_is_reported_and_frees_its_place() -> None:
     assert tasks.has_room(0)
 
 
-async def test_draining_lets_the_quick_end_and_cancels_the_late() -> None:
+async def test_a_drain_lets_quick_requests_end_and_cancels_late_ones() -> None:
     ended: list[str] = []
     gate = asyncio.Event()
 
@@ -71,7 +71,7 @@ async def test_draining_lets_the_quick_end_and_cancels_the_late() -> None:
     assert len(tasks) == 0
 
 
-async def test_draining_nothing_returns() -> None:
+async def test_a_drain_without_requests_returns() -> None:
     await RequestTasks().drain(0)
 
 

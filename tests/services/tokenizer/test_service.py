@@ -56,7 +56,7 @@ def ids(text: str) -> list[int]:
     return encoded
 
 
-async def test_a_text_becomes_work() -> None:
+async def test_a_text_becomes_a_work_item() -> None:
     async with serving() as setup:
         before = time.time()
         background = subjects.work_queue(MODEL, 4, subjects.ANY)
@@ -98,9 +98,7 @@ async def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
         ({BATCH_INBOX: "_INBOX." + "x" * 5000}, ""),
     ],
 )
-async def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(
-    headers: dict[str, str], passed: str
-) -> None:
+async def test_a_batch_inbox_of_a_client_is_passed_on(headers: dict[str, str], passed: str) -> None:
     async with serving() as setup:
         await setup.send({"prompt": "x", "stream": True}, headers)
         assert [opening.batch_inbox for opening in setup.detokenizer.opened] == [passed]
@@ -115,14 +113,14 @@ async def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(
         ("x " * 900, [ids("x " * 900)]),
     ],
 )
-async def test_every_kind_of_prompt_becomes_work(prompt: object, expected: list[list[int]]) -> None:
+async def test_every_kind_of_prompt_becomes_a_work_item(prompt: object, expected: list[list[int]]) -> None:
     async with serving() as setup:
         work, _ = await setup.send({"prompt": prompt})
         assert [unpack(ids) for ids in work.prompts] == expected
         assert unpack(setup.detokenizer.opened[0].prompt_lengths) == list(map(len, expected))
 
 
-async def test_a_conversation_becomes_work(tmp_path: Path) -> None:
+async def test_a_conversation_becomes_a_work_item(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / MODEL, template=SIMPLE_TEMPLATE)
 
     async with serving(Settings(model=str(folder))) as setup:
@@ -137,7 +135,7 @@ async def test_a_model_without_a_template_takes_no_messages(tmp_path: Path) -> N
         assert "no chat template: send a prompt" in frame.message
 
 
-async def test_every_field_of_a_conversation_counts() -> None:
+async def test_every_field_of_a_conversation_reaches_the_template() -> None:
     template = "{{ messages | tojson }}{{ add_generation_prompt }}{{ mood }}"
     turn = {"role": "assistant", "content": "Hi."}
     async with serving(Settings(model="bundled", chat_template=template)) as setup:
@@ -165,7 +163,7 @@ async def test_the_last_message_can_be_continued() -> None:
         assert unpack(work.prompts[0]) == ids("User: Hi.\nAssistant: Once upon")
 
 
-async def test_a_hostile_template_holds_up_nobody_else() -> None:
+async def test_a_hostile_template_holds_up_no_other_request() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     async with serving(Settings(model="bundled", chat_template=endless)) as setup:
         asking = asyncio.create_task(setup.refused({"messages": [{"role": "user", "content": "x"}]}))
@@ -218,7 +216,7 @@ async def test_without_max_tokens_the_context_is_the_limit() -> None:
         assert work.sampling.max_tokens == 30
 
 
-async def test_the_models_ends_are_those_of_both_files(tmp_path: Path) -> None:
+async def test_a_models_end_tokens_come_from_both_files(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / MODEL)
     change(folder / "generation_config.json", eos_token_id=[0, 9])
 
@@ -297,7 +295,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason() ->
         assert work.sampling.grammar == 'start: "a" | "b"'
 
 
-async def test_a_request_too_large_for_the_broker_is_refused_before_anything_is_published() -> None:
+async def test_a_request_too_large_for_the_broker_is_refused_unpublished() -> None:
 
     async with serving(max_payload=20_000) as setup:
         frame = await setup.refused({"prompt": [1] * 1000, "sampling": {"max_tokens": 400}})
@@ -370,7 +368,7 @@ async def test_a_text_that_no_context_could_hold_is_not_encoded(monkeypatch: pyt
     assert "characters" in frame.message
 
 
-async def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_past_its_deadline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_encoder, "check_texts", lambda *_: None)  # the encoding shall take longer
     async with serving() as setup:
         frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
@@ -454,7 +452,7 @@ async def test_an_integer_that_no_message_can_hold_is_refused_and_chats_go_on(fi
         await setup.send({"messages": [{"role": "user", "content": "x"}]})
 
 
-async def test_tools_work_with_a_model_whose_template_shows_none() -> None:
+async def test_tools_work_with_a_template_that_shows_no_tools() -> None:
     function = {"name": "f", "parameters": {"properties": {"x": {"pattern": "(?=a)"}}}}
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": function}]}
     async with serving() as setup:
@@ -470,7 +468,7 @@ async def test_tools_work_with_a_model_whose_template_shows_none() -> None:
         assert (frame.code, frame.field) == (400, "tools")
 
 
-async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_fault_is_answered_without_its_details(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as setup:
         monkeypatch.setattr(dispatcher, "rank", lambda request_id, instances: 1 / 0)
         frame = await setup.refused({"prompt": "x", "request_id": "mine"})
@@ -480,7 +478,7 @@ async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest
         await setup.send({"prompt": "x"})  # it serves on
 
 
-async def test_more_requests_than_fit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_the_bound_are_refused_with_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "DRAIN_TIMEOUT", 0.1)
 
     async with serving() as setup:
@@ -537,14 +535,14 @@ async def test_a_request_that_may_run_already_is_refused_by_its_detokenizer() ->
         assert await setup.stored() == 0
 
 
-async def test_without_a_limit_a_queue_of_any_length_takes_what_has_time() -> None:
+async def test_without_a_limit_a_queue_of_any_length_takes_patient_requests() -> None:
     async with queue_of(3600, max_queue_wait=None) as setup:
         for _ in range(100):
             await setup.send({"prompt": "x", "timeout_ms": 24 * 3600 * 1000})
         assert setup.tokenizer.heartbeat().load["refused"] == 0
 
 
-async def test_too_many_streams_are_told_when_the_queue_has_started() -> None:
+async def test_a_full_detokenizer_is_answered_with_the_queues_wait() -> None:
     async with queue_of(30, max_queue_wait=None) as setup:
         setup.detokenizer.state = OpenState.FULL
         frame = await setup.refused({"prompt": "x", "timeout_ms": 3_600_000})
@@ -552,7 +550,7 @@ async def test_too_many_streams_are_told_when_the_queue_has_started() -> None:
         assert 29_000 < frame.retry_after_ms <= 30_300
 
 
-async def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_trace_of_the_client_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -596,7 +594,7 @@ async def test_each_request_is_one_line_in_the_log() -> None:
     assert lines[0]["prompt_tokens"] == 2
 
 
-async def test_tokenize() -> None:
+async def test_tokenize_answers_ids_and_refuses_bad_bodies() -> None:
     async with serving() as setup:
         subject = f"{subjects.TOKENIZE}.{MODEL}"
         reply = await setup.ask({"text": "Once upon a time"}, subject=subject)
@@ -612,7 +610,7 @@ async def test_ids_that_do_not_fit_into_a_message_are_refused() -> None:
         assert frame.code == 413
 
 
-async def test_models() -> None:
+async def test_models_are_listed_with_their_subject_and_limits() -> None:
     async with serving(Settings(model="bundled", served_model_name="Org/My model", max_model_len=100)) as setup:
         reply = await setup.ask(b"", subject=subjects.MODELS)
         (model,) = msgspec.json.decode(reply.data, type=ModelList).models
@@ -623,7 +621,7 @@ async def test_models() -> None:
         assert frame.code == 400
 
 
-async def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it_stops() -> None:
+async def test_a_tokenizer_is_ready_while_it_can_hand_over_requests() -> None:
     async with serving() as setup:
         assert setup.announced == [False, True], "no detokenizer was there at first"
         setup.detokenizer.beat(ready=False)
@@ -636,7 +634,7 @@ async def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it
     assert not setup.tokenizer.heartbeat().ready
 
 
-async def test_requests_in_progress_are_dispatched_before_it_ends() -> None:
+async def test_requests_in_progress_are_dispatched_before_the_tokenizer_ends() -> None:
     async with serving() as setup:
         setup.client.publish(GENERATE, b'{"prompt": "' + b"word " * 1500 + b'"}', reply=setup.client.new_inbox())
         await setup.client.flush()
@@ -651,7 +649,7 @@ async def test_a_model_folder_that_cannot_be_used_ends_the_service(tmp_path: Pat
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=60) | st.text(max_size=20).map(str.encode), min_size=1, max_size=8), st.booleans())
-def test_no_bytes_stop_it(bodies: list[bytes], packed: bool) -> None:
+def test_no_bytes_stop_the_tokenizer(bodies: list[bytes], packed: bool) -> None:
     async def main() -> None:
         async with serving() as setup:
             for body in bodies:
@@ -675,7 +673,7 @@ async def collect(setup: Setup, body: object, count: int) -> list[Message]:
     return replies
 
 
-async def test_a_store_that_refuses_is_told_in_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_heartbeat_says_that_the_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_monitor, "INTERVAL", 0.01)
     broker, store = switched_broker()
     async with serving(broker=broker) as setup:
@@ -694,13 +692,13 @@ class TestDrain:
 
     BODY: ClassVar = {"prompt": "x", "sampling": {"max_tokens": 1}}
 
-    async def test_it_leaves_at_once_if_nobody_else_is_expected(self) -> None:
+    async def test_a_drain_without_a_successor_ends_at_once(self) -> None:
         async with serving() as setup:
             await asyncio.wait_for(setup.tokenizer.drain(), PATIENCE)
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
-    async def test_it_serves_until_its_successor_is_ready(self) -> None:
+    async def test_a_draining_tokenizer_serves_until_its_successor_is_ready(self) -> None:
         async with serving(follows=Drain.SUCCESSOR) as setup:
             draining = asyncio.create_task(setup.tokenizer.drain())
             await setup.send(self.BODY)
@@ -713,7 +711,7 @@ class TestDrain:
             with pytest.raises(NoResponders):
                 await setup.ask(self.BODY)
 
-    async def test_requests_that_have_arrived_are_dispatched(self) -> None:
+    async def test_a_draining_tokenizer_dispatches_arrived_requests(self) -> None:
         async with serving() as setup:
             setup.detokenizer.answers_open = False
             setup.client.publish(GENERATE, msgspec.json.encode(self.BODY), reply=setup.client.new_inbox())
@@ -724,7 +722,7 @@ class TestDrain:
             await asyncio.wait_for(draining, PATIENCE)
             assert setup.detokenizer.aborted
 
-    async def test_while_the_stack_stops_it_refuses_what_is_new(self) -> None:
+    async def test_new_requests_are_refused_while_the_stack_stops(self) -> None:
         async with serving(follows=Drain.STOP) as setup:
             draining = asyncio.create_task(setup.tokenizer.drain())
             await asyncio.sleep(0)

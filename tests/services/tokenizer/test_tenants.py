@@ -1,4 +1,4 @@
-"""Whose request it is: said by its subject, and kept in everything that the tokenizer passes on."""
+"""The tenant of a request: named by its subject, and kept in everything that the tokenizer passes on."""
 
 import msgspec
 import pytest
@@ -85,7 +85,7 @@ async def test_a_batch_inbox_of_another_tenant_is_not_used() -> None:
         assert [opening.batch_inbox for opening in setup.detokenizer.opened] == ["_TENANT.alice.b.1", "", ""]
 
 
-async def test_a_tenant_is_told_its_own_subject_and_its_own_ids() -> None:
+async def test_a_tenant_sees_its_own_subject_and_ids() -> None:
     async with serving() as setup:
         heard: list[bytes] = []
         await setup.client.subscribe("_TENANT.alice.>", lambda message: heard.append(message.data))

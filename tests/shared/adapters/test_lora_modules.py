@@ -47,6 +47,6 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_cannot_be_used_is_refused(text: str) -> None:
+def test_unusable_lora_modules_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=BAD[text]):
         lora_modules(settings(text))

@@ -112,7 +112,7 @@ class TestViews:
         assert view.new_inbox().startswith(f"{prefix}.")
         assert [message.reply.startswith(f"{prefix}.") for message in requests] == [True, False]
 
-    async def test_a_view_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
+    async def test_a_views_request_without_a_subscriber_fails_at_once(self, world: World) -> None:
         view = await (await world.connect()).view("_TENANT.a")
         with pytest.raises(NoResponders):
             await view.request(unique("t"), b"", timeout=30)
@@ -208,7 +208,7 @@ class TestDelivery:
         assert sorted(itertools.chain(*shared_by), key=int) == expected
         assert all(shared_by), "one member got nothing of 300 messages"
 
-    async def test_subscribe_is_a_barrier(self, world: World) -> None:
+    async def test_a_subscription_holds_when_subscribe_returns(self, world: World) -> None:
         """Every message that is published after `subscribe` has returned is delivered."""
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
@@ -289,7 +289,7 @@ class TestEnd:
         assert received == [b"before"]
         await subscription.unsubscribe()
 
-    async def test_close_delivers_what_has_arrived_and_writes_what_was_published(self, world: World) -> None:
+    async def test_close_delivers_arrived_messages_and_writes_published_ones(self, world: World) -> None:
         reader, closing = await world.connect(), await world.connect()
         subject = unique("t")
         received: list[bytes] = []
@@ -346,7 +346,7 @@ class TestInboxes:
             await until(lambda: second[-1] == b"last")
         assert len(first) == 50
 
-    async def test_an_inbox_learns_that_nobody_subscribes(self, world: World) -> None:
+    async def test_an_inbox_gets_status_503_without_a_subscriber(self, world: World) -> None:
         bus = await world.connect()
         received: list[Message] = []
         with bus.inbox(received.append) as inbox:
@@ -374,14 +374,14 @@ class TestRequests:
         assert [reply.data for reply in replies] == [b"%d" % number for number in range(500)]
         assert replies[0].headers == {"Seen": "yes"}
 
-    async def test_a_request_learns_at_once_that_nobody_subscribes(self, world: World) -> None:
+    async def test_a_request_without_a_subscriber_fails_at_once(self, world: World) -> None:
         bus = await world.connect()
         with pytest.raises(NoResponders):
             await bus.request(unique("t"), b"", timeout=PATIENCE)
         with pytest.raises(NoResponders):
             await anext(bus.request_many(unique("t"), b"", stall=PATIENCE))
 
-    async def test_a_reply_subject_learns_that_nobody_subscribes(self, world: World) -> None:
+    async def test_a_reply_subject_gets_status_503_without_a_subscriber(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
         bus, other = await world.connect(), await world.connect()
         inbox = bus.new_inbox()
@@ -395,7 +395,7 @@ class TestRequests:
         assert (received[0].data, received[0].headers["Status"]) == (b"", "503")
         assert not others, "only the publisher gets the status"
 
-    async def test_silence_is_a_timeout(self, world: World) -> None:
+    async def test_an_unanswered_request_times_out(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
         requests: list[Message] = []
@@ -423,7 +423,7 @@ class TestRequests:
         streams = await asyncio.gather(read(b"a"), read(b"b"), read(b"c"))
         assert list(streams) == [[name + b"%d" % number for number in range(100)] for name in (b"a", b"b", b"c")]
 
-    async def test_a_stream_that_falls_silent_is_a_timeout(self, world: World) -> None:
+    async def test_a_silent_stream_of_replies_times_out(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
         await bus.subscribe(subject, lambda message: bus.publish(message.reply, b"one"))
@@ -528,7 +528,7 @@ class TestStore:
             assert len(pulled) == count, "nothing that was listed counts as delivered"
             assert all(item.deliveries == 1 for item in pulled)
 
-    async def test_the_time_is_the_brokers(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_stores_time_is_the_brokers(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         bus = await world.connect()
         right = time.time()
         assert abs(bus.store.now() - right) < 60, "our own clock, until the broker's has been read"
@@ -554,7 +554,7 @@ class TestStore:
                 pass  # a cluster removes an item after it has confirmed its end
         assert await one.store.missing_work([numbers[4], numbers[4] + 1000]) == {numbers[4] + 1000}
 
-    async def test_a_queue_says_what_nobody_has_and_delivers_it_anew(self, world: World) -> None:
+    async def test_a_queue_counts_undelivered_items_and_delivers_them_anew(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()
         queue = f"{unique('m')}.normal.any"
         for number in range(3):

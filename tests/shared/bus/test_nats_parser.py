@@ -79,7 +79,7 @@ def bulk() -> tuple[Listener, BulkParser]:
 
 @settings(deadline=None)
 @given(commands=st.lists(st.one_of(messages, messages, others), max_size=12), data=st.data())
-async def test_the_parser_delivers_what_nats_py_delivers(commands: list[bytes], data: st.DataObject) -> None:
+async def test_the_parser_delivers_the_same_as_nats_py(commands: list[bytes], data: st.DataObject) -> None:
     wire = b"".join(commands)
     cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=8), label="cuts")
     pieces = [wire[begin:end] for begin, end in pairwise(sorted([0, *cuts, len(wire)]))]

@@ -63,7 +63,7 @@ class TestStreams:
             assert not tokenizer.denials
             await tokenizer.close()
 
-    async def test_streams_of_another_make_are_refused(self) -> None:
+    async def test_streams_with_other_settings_are_refused(self) -> None:
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
             await bus.request(f"$JS.API.STREAM.DELETE.{WORK_STREAM}", b"", timeout=30)
@@ -83,7 +83,7 @@ class TestStreams:
                 await bus.store.put_work("m", b"x")
             await bus.close()
 
-    async def test_a_full_store_refuses_work_until_there_is_room_and_records_replace_the_oldest(self) -> None:
+    async def test_a_full_store_refuses_work_and_replaces_the_oldest_records(self) -> None:
         async with Broker(port=0, max_store=MAX_STORE) as broker:
             bus = await connect_service(broker, max_store=MAX_STORE)
             await bus.store.check()
@@ -102,7 +102,7 @@ class TestStreams:
             await bus.store.put_work("m", bytes(1 << 20))
             await bus.close()
 
-    async def test_a_check_leaves_nothing_that_grows_or_is_work(self) -> None:
+    async def test_checks_of_the_store_leave_one_message_and_no_work(self) -> None:
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
             for _ in range(3):

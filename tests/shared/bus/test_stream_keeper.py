@@ -147,7 +147,7 @@ async def test_a_queue_whose_position_is_ahead_of_its_items_has_undelivered_ones
     assert await store.undelivered(queue) == 1
 
 
-async def test_what_is_stored_after_a_loss_on_disk_is_delivered(tmp_path: Path) -> None:
+async def test_an_item_stored_after_a_loss_on_disk_is_delivered(tmp_path: Path) -> None:
     async with Broker(port=0, store=tmp_path) as broker:
         service = await connect_service(broker)
         store, queue = service.store, "m.normal.any"

@@ -70,14 +70,14 @@ def settings(authority: Authority, identity: Identity | None = None) -> Settings
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nats"])
-async def test_a_service_connects_and_stores(address: str, authority: Authority, scheme: str) -> None:
+async def test_a_service_connects_over_tls_and_stores(address: str, authority: Authority, scheme: str) -> None:
     tls = credentials.tls(settings(authority, authority.issue("service")))
     bus = await nats.connect(f"{scheme}://{address}", name="test", create_streams=True, tls=tls)
     await bus.store.check()
     await bus.close()
 
 
-async def test_a_client_connects(address: str, authority: Authority) -> None:
+async def test_a_client_connects_over_tls(address: str, authority: Authority) -> None:
     tls = credentials.tls(settings(authority, authority.issue("client")))
     async with AsyncClient(f"tls://{address}", tls=tls) as client:
         with pytest.raises(Unavailable, match="no tokenizer"):

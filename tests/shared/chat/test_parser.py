@@ -331,6 +331,6 @@ def test_the_beginning_of_a_call_that_was_cut_is_no_content(form: str, text: str
     assert read_message(before + text, ChatFormat(form), cut=True).content == (before or None)
 
 
-def test_what_looks_like_a_bare_call_may_be_an_answer() -> None:
+def test_the_beginning_of_a_bare_call_may_be_an_answer() -> None:
     assert read_message('{"answer": 4', ChatFormat("llama3_json"), cut=True).content == '{"answer": 4'
     assert read_message("a <", ChatFormat("hermes"), cut=True).content == "a <"

@@ -37,7 +37,7 @@ def test_a_simulated_model_needs_only_its_services() -> None:
     assert need(device="sim:h100") == SERVICES
 
 
-def test_what_no_model_needs_is_divided_equally() -> None:
+def test_memory_beyond_all_needs_is_divided_equally() -> None:
     assert shares({"a": 10, "b": 30}, free=100) == {"a": 40, "b": 60}
     assert shares({"a": 10, "b": 30}, free=100, fixed={"a"}) == {"a": 10, "b": 90}
     assert shares({"a": 10, "b": 30}, free=40) == {"a": 10, "b": 30}

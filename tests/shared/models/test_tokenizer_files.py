@@ -15,7 +15,7 @@ from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 
 
-def test_the_bundled_tokenizer_reads_what_it_writes() -> None:
+def test_the_bundled_tokenizer_decodes_its_own_ids() -> None:
     tokenizer = load_tokenizer(BUNDLED).backend
     text = "Once upon a time, naïve 猫 🦊\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
@@ -75,7 +75,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("changes", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_ids_and_special_tokens_are_those_of_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_ids_and_special_tokens_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = model_folder(tmp_path / "m", begin="<|endoftext|>")
     change(folder / "tokenizer_config.json", **changes)
     ours, theirs = load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What Linux says about a process, and what it may refuse."""
+"""Facts about a process that Linux tells, and calls that it may refuse."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.anyio
-async def test_a_process_waits_for_a_core_while_others_have_it_and_not_while_it_is_stopped() -> None:
+async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not() -> None:
     core = min(os.sched_getaffinity(0))
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", spin) for _ in range(2)]

@@ -125,7 +125,7 @@ class TestGone:
         assert loop.time() - listened_since >= 0.2
         assert not observer.gone("other")
 
-    async def test_silence_does_not_count_while_this_process_hears_nobody(
+    async def test_silence_does_not_count_while_this_process_hears_no_instance(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bus = MemoryBus(MemoryBroker())

@@ -51,7 +51,7 @@ def test_the_method_is_the_one_that_is_named(config: str, spec_type: str, expect
         ("ngram", "auto", "speculative-config"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(config: str, spec_type: str, reason: str) -> None:
+def test_an_impossible_configuration_is_refused_by_name(config: str, spec_type: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         read(config, spec_type)
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_by_name(config: str, spec_type: str, reason: 
         ('{"prompt_lookup_min": 2, "prompt_lookup_max": 4}', (2, 4)),
     ],
 )
-def test_the_bounds_of_ngrams_are_those_of_vllm(config: str, lookup: tuple[int, int]) -> None:
+def test_the_bounds_of_ngrams_follow_vllm(config: str, lookup: tuple[int, int]) -> None:
     found = speculation(Settings(speculative_config=config, spec_type="ngram"))
     assert found is not None
     assert found.lookup == lookup

@@ -15,7 +15,7 @@ SMALL = Shape(
 )
 
 
-def test_the_logits_are_those_of_transformers() -> None:
+def test_logits_equal_transformers() -> None:
     torch.manual_seed(0)
     mine = Llama(SMALL).eval()
     theirs = LlamaForCausalLM(

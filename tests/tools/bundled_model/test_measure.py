@@ -47,7 +47,7 @@ def test_documents_stand_between_ends_of_text() -> None:
     assert size == 7
 
 
-def test_bits_per_byte_of_a_model_that_knows_nothing() -> None:
+def test_an_even_model_has_the_bits_of_its_vocabulary() -> None:
     books = {"one": Book([], ["a book"]), "two": Book([], ["nothing at all", "zzz"])}
     bits = bits_per_byte(Even(), TOKENIZER, books, 512, 256)
     for name, book in books.items():

@@ -89,7 +89,7 @@ def test_every_document_comes_once_a_pass_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.full
-def test_an_exported_model_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run_training(run, 4)
     main(["export", "--run-dir", str(run), "--out", str(out)])
@@ -108,8 +108,6 @@ def test_an_exported_model_is_measured_and_writes(tmp_path: Path, capsys: pytest
     assert [line.split()[0] for line in lines[:3]] == ["cats", "dogs", "all"]
     assert all(0 < float(line.split()[1]) < 9 for line in lines[:3])
     assert [line.startswith("positions ") for line in lines[3:]] == [True] * 5
-    main(["sample", "the cat", "--model", str(out), "--tokens", "5"])
-    assert capsys.readouterr().out.count("the cat") >= 2
 
 
 @pytest.mark.full

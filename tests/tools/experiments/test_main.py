@@ -3,12 +3,13 @@
 import pytest
 
 from pagewire.shared.errors import ConfigurationError
-from tools.experiments import lease
-from tools.experiments.__main__ import EXPERIMENTS, main
+from tools.experiments.__main__ import main
+from tools.experiments._common.experiment_files import EXPERIMENTS
+from tools.experiments.speed import lease
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_says_what_it_measures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_experiment_describes_its_measurement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0

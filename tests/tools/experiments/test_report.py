@@ -15,7 +15,7 @@ MOST_WORDS = 800
 RAW = sorted(RESULTS.glob("*.json"))
 
 
-def test_pages_and_pictures_are_what_the_command_makes() -> None:
+def test_pages_and_pictures_equal_the_commands_output() -> None:
     for file, text in contents().items():
         assert file.read_text() == text, f"{file} differs: run `python -m tools.experiments report`"
 

@@ -56,14 +56,14 @@ def check(
 DECODES = [(1, 300), (1, 0), (1, 17), (0, 0), (1, 1), (1, 90)]
 
 
-def test_decodes_of_very_different_contexts() -> None:
+def test_only_long_contexts_are_split() -> None:
     plan = check(layer(), paged_case(layer(), DECODES, padding=3))
     assert plan.cu_splits.diff()[0] > 1, "the long context is shared"
     assert plan.cu_splits.diff()[4] == 1, "the short one is not"
 
 
 @pytest.mark.parametrize("room", [1, 2, 24])
-def test_few_and_many_splits(room: int) -> None:
+def test_few_and_many_splits_equal_the_reference(room: int) -> None:
     check(layer(), paged_case(layer(), [(1, 200), (1, 33)]), room)
 
 
@@ -84,7 +84,7 @@ def test_longer_rows_are_left_to_the_mixed_kernel() -> None:
     assert_close(out, expected, torch.float32)
 
 
-def test_sinks_and_values_of_another_size() -> None:
+def test_sinks_and_values_of_another_size_equal_the_reference() -> None:
     shape = layer(4, 2, window=20, value_size=24)
     sinks = torch.tensor([-1.0, 0.0, 2.0, 100.0], device=DEVICE)
     check(shape, paged_case(shape, [(1, 300), (2, 75), (1, 1)]), sinks=sinks)
@@ -92,24 +92,24 @@ def test_sinks_and_values_of_another_size() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window": 20}, {"window": 1}, {"soft_cap": 3.0}])
-def test_window_and_soft_cap(options: dict[str, Any]) -> None:
+def test_window_and_soft_cap_equal_the_reference(options: dict[str, Any]) -> None:
     check(layer(**options), paged_case(layer(**options), [(1, 100), (2, 75), (1, 5)]))
 
 
-def test_window_over_many_splits() -> None:
+def test_a_window_over_many_splits_equals_the_reference() -> None:
     shape = layer(window=150)
     plan = check(shape, paged_case(shape, [(1, 300), (3, 301)]), 8)
     assert (plan.cu_splits.diff() > 1).all()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(3, 3, 80), (5, 1, 64), (17, 1, 96), (2, 2, 256)])
-def test_shapes(heads: int, kv_heads: int, head_size: int) -> None:
+def test_every_shape_of_heads_equals_the_reference(heads: int, kv_heads: int, head_size: int) -> None:
     shape = layer(heads, kv_heads, head_size)
     check(shape, paged_case(shape, [(1, 80), (1, 40)]))
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
-def test_half_precision(cache: torch.dtype) -> None:
+def test_half_precision_equals_the_reference(cache: torch.dtype) -> None:
     check(layer(), paged_case(layer(), [(1, 200), (1, 30)], dtype=torch.bfloat16, cache_dtype=cache))
 
 
@@ -142,7 +142,9 @@ rows = st.lists(
 
 @settings(max_examples=8, deadline=None)
 @given(rows, st.sampled_from([0, 1, 25]), st.sampled_from([16, 48]), st.sampled_from([1, 5, 40]), st.integers(0, 999))
-def test_any_batch(batch: list[tuple[int, int]], window: int, block_size: int, room: int, seed: int) -> None:
+def test_any_batch_equals_the_reference(
+    batch: list[tuple[int, int]], window: int, block_size: int, room: int, seed: int
+) -> None:
     shape = layer(4, 2, 16, window=window)
     check(shape, paged_case(shape, batch or [(0, 0)], seed=seed, block_size=block_size), room)
 
@@ -152,7 +154,9 @@ def test_any_batch(batch: list[tuple[int, int]], window: int, block_size: int, r
 @pytest.mark.parametrize("head_size", [64, 80, 96, 112, 120, 128, 192, 256])
 @pytest.mark.parametrize("options", [{}, {"window": 100}, {"soft_cap": 20.0}])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (5, 1), (8, 2)])
-def test_whole_matrix(dtype: torch.dtype, head_size: int, options: dict[str, Any], heads: int, kv_heads: int) -> None:
+def test_every_combination_of_options_equals_the_reference(
+    dtype: torch.dtype, head_size: int, options: dict[str, Any], heads: int, kv_heads: int
+) -> None:
     shape = layer(heads, kv_heads, head_size, **options)
     case = paged_case(shape, [(1, 400), (0, 0), (3, 164), (1, 1)], dtype=dtype, padding=3)
     check(shape, case, 12)

@@ -69,7 +69,7 @@ def test_rows_of_one_split_are_untouched() -> None:
 
 
 @pytest.mark.parametrize("tile", [1, 16])
-def test_more_splits_than_one_tile(tile: int) -> None:
+def test_more_splits_than_a_tile_has_are_joined(tile: int) -> None:
     check(case([40, 17], [1, 2]), tile)
 
 
@@ -90,6 +90,6 @@ def test_all_splits_empty_is_zero() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=4), st.integers(0, 999))
-def test_any_plan(rows: list[tuple[int, int]], seed: int) -> None:
+def test_any_plan_equals_the_reference(rows: list[tuple[int, int]], seed: int) -> None:
     splits, queries = [row[0] for row in rows], [row[1] for row in rows]
     check(case(splits, [*queries[:-1], max(1, queries[-1])], seed))

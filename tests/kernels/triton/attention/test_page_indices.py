@@ -33,7 +33,7 @@ def check(rows: list[tuple[int, int, int]], window: int, block_size: int, width:
     return indices
 
 
-def test_rows_of_several_programs() -> None:
+def test_rows_of_several_programs_list_their_own_blocks() -> None:
     entries = 2 * BLOCK + 3
     indices = check([(entries, 1, entries * 4 - 1), (1, 1, 2), (entries, 5, entries * 4)], 0, 4, entries)
     assert DUMMY not in indices
@@ -53,7 +53,7 @@ def test_blocks_behind_a_window_are_not_listed(window: int, hidden: int) -> None
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_any_rows(data: st.DataObject) -> None:
+def test_any_rows_equal_the_reference(data: st.DataObject) -> None:
     block_size = data.draw(st.sampled_from([1, 4, 16]))
     rows = []
     for _ in range(data.draw(st.integers(1, 5))):

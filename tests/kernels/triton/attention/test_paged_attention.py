@@ -29,54 +29,54 @@ def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 64, **options: Any
 MIXED = [(1, 37), (0, 5), (20, 20), (1, 1), (7, 40), (3, 19), (0, 0), (1, 16)]
 
 
-def test_mixed_batch_of_prompts_decodes_and_verify_tokens() -> None:
+def test_a_mixed_batch_equals_the_reference() -> None:
     check(layer(), paged_case(layer(), MIXED, padding=5))
 
 
 @pytest.mark.parametrize("options", [{"window": 5}, {"soft_cap": 3.0}, {"window": 17, "soft_cap": 5.0}])
-def test_window_and_soft_cap(options: dict[str, Any]) -> None:
+def test_window_and_soft_cap_equal_the_reference(options: dict[str, Any]) -> None:
     check(layer(**options), paged_case(layer(**options), MIXED))
 
 
 @pytest.mark.parametrize("options", [{"chunk": 8}, {"chunk": 20}, {"value_size": 24}, {"value_size": 80}])
-def test_chunks_and_values_of_another_size(options: dict[str, Any]) -> None:
+def test_chunks_and_values_of_another_size_equal_the_reference(options: dict[str, Any]) -> None:
     check(layer(**options), paged_case(layer(**options), MIXED))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 5}])
-def test_sinks(options: dict[str, Any]) -> None:
+def test_sinks_equal_the_reference(options: dict[str, Any]) -> None:
     sinks = torch.tensor([-1.0, 0.0, 2.0, 100.0], device=DEVICE)
     check(layer(**options), paged_case(layer(**options), MIXED), sinks=sinks)
 
 
 @pytest.mark.parametrize("head_size", [80, 96, 112, 120, 128, 256])
-def test_head_sizes(head_size: int) -> None:
+def test_every_head_size_equals_the_reference(head_size: int) -> None:
     shape = layer(2, 1, head_size)
     check(shape, paged_case(shape, [(3, 21), (1, 18)]))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (5, 1), (7, 1), (16, 1), (20, 1), (6, 2)])
-def test_grouped_heads(heads: int, kv_heads: int) -> None:
+def test_grouped_heads_equal_the_reference(heads: int, kv_heads: int) -> None:
     shape = layer(heads, kv_heads)
     check(shape, paged_case(shape, [(4, 23), (1, 9), (18, 18)]))
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_block_sizes(block_size: int) -> None:
+def test_every_block_size_equals_the_reference(block_size: int) -> None:
     check(layer(), paged_case(layer(), [(2, 70), (1, 33), (5, 64)], block_size=block_size))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision_equals_the_reference(dtype: torch.dtype) -> None:
     check(layer(), paged_case(layer(), [(1, 70), (9, 130)], dtype=dtype))
 
 
-def test_fp8_cache() -> None:
+def test_an_fp8_cache_equals_the_reference() -> None:
     case = paged_case(layer(), [(1, 40), (6, 70)], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
     check(layer(), case)
 
 
-def test_offsets_beyond_32_bits() -> None:
+def test_offsets_beyond_32_bits_do_not_overflow() -> None:
     """A block number times a block's elements passes 2**31; only the pages that are touched take memory."""
     shape = layer(1, 1, 128)
     case = paged_case(shape, [(1, 10)])
@@ -136,7 +136,7 @@ rows = st.lists(
 
 @settings(max_examples=8, deadline=None)
 @given(rows, st.sampled_from([0, 1, 6]), st.sampled_from([0.0, 2.0]), st.sampled_from([16, 48]), st.integers(0, 999))
-def test_any_ragged_batch(
+def test_any_ragged_batch_equals_the_reference(
     batch: list[tuple[int, int]], window: int, soft_cap: float, block_size: int, seed: int
 ) -> None:
     shape = layer(4, 2, 16, window=window, soft_cap=soft_cap)
@@ -148,7 +148,9 @@ def test_any_ragged_batch(
 @pytest.mark.parametrize("head_size", [64, 80, 96, 112, 120, 128, 192, 256])
 @pytest.mark.parametrize("options", [{}, {"window": 33}, {"soft_cap": 20.0}, {"window": 100, "soft_cap": 30.0}])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (5, 1), (8, 2)])
-def test_whole_matrix(dtype: torch.dtype, head_size: int, options: dict[str, Any], heads: int, kv_heads: int) -> None:
+def test_every_combination_of_options_equals_the_reference(
+    dtype: torch.dtype, head_size: int, options: dict[str, Any], heads: int, kv_heads: int
+) -> None:
     shape = layer(heads, kv_heads, head_size, **options)
     case = paged_case(shape, [(1, 200), (40, 170), (0, 0), (4, 64), (1, 1)], dtype=dtype, padding=3)
     check(shape, case)

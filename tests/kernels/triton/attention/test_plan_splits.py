@@ -16,13 +16,13 @@ def waves(tiles: list[int], size: int, room: int) -> float:
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.integers(1, 264))
-def test_never_more_items_than_the_grid_holds(tiles: list[int], room: int) -> None:
+def test_a_plan_has_no_more_items_than_the_grid_holds(tiles: list[int], room: int) -> None:
     size = split_tiles(tiles, room)
     assert size >= 1
     assert sum(-(-count // size) for count in tiles) <= most_items(len(tiles), room)
 
 
-def test_no_cliff_over_batch_sizes() -> None:
+def test_steps_stay_near_their_ideal_for_every_batch_size() -> None:
     """For long contexts on 132 multiprocessors a step counted in whole waves stays near its ideal."""
     room = capacity(132, 8)
     for rows in range(1, 257):
@@ -38,7 +38,7 @@ def test_one_long_context_among_short_ones_is_shared() -> None:
     assert size <= 64, "the long context would keep one program busy long after the others"
 
 
-def test_capacity_never_vanishes() -> None:
+def test_the_capacity_is_at_least_one() -> None:
     assert capacity(1, 64) == 1
     assert capacity(132, 8) == 33
 
@@ -49,7 +49,7 @@ def test_capacity_never_vanishes() -> None:
     st.sampled_from([1, 3, 33]),
     st.sampled_from([0, 70]),
 )
-def test_kernel_equals_reference(rows: list[tuple[int, int]], room: int, window: int) -> None:
+def test_the_kernel_equals_the_reference(rows: list[tuple[int, int]], room: int, window: int) -> None:
     lengths = int32([queries + cached if cached else 0 for queries, cached in rows])
     cu_queries = int32([0] + [queries for queries, _ in rows]).cumsum(0).int()
     cu_splits, size = torch.full((len(rows) + 1,), -1, dtype=torch.int32, device=DEVICE), int32([-1])

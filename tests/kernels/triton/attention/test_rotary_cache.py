@@ -51,12 +51,12 @@ def check(
     assert values.float().isnan().all(), "a place that no token owns was written"
 
 
-def test_a_ragged_batch_with_a_dead_row_in_the_dummy_block() -> None:
+def test_a_ragged_batch_with_a_dead_row_equals_the_reference() -> None:
     check(Rotary(4, 2, 64, 64), [17, 18, 3, 95, 80])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision_equals_the_reference(dtype: torch.dtype) -> None:
     check(Rotary(4, 2, 64, 64), [1, 40], dtype=dtype)
 
 
@@ -72,20 +72,20 @@ def test_half_precision(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_shapes(layer: Rotary) -> None:
+def test_every_shape_equals_the_reference(layer: Rotary) -> None:
     check(layer, [5, 33, 64])
 
 
-def test_norms_of_single_heads() -> None:
+def test_norms_of_single_heads_equal_the_reference() -> None:
     check(Rotary(4, 2, 64, 64), [2, 50], normed=True)
     check(Rotary(4, 2, 80, 40), [2, 50], normed=True, dtype=torch.bfloat16)
 
 
-def test_fp8_cache() -> None:
+def test_an_fp8_cache_equals_the_reference() -> None:
     check(Rotary(4, 2, 64, 0), [7, 20], cache=torch.float8_e4m3fn)
 
 
-def test_fp8_saturates() -> None:
+def test_numbers_beyond_fp8_become_its_largest() -> None:
     layer = Rotary(1, 1, 64, 0)
     packed = torch.full((1, 3 * 64), 7000.0, device=DEVICE)
     keys, values = (torch.zeros(1, 1, 16, 64, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
@@ -103,5 +103,7 @@ def test_fp8_saturates() -> None:
     st.sampled_from([(32, 32), (40, 24), (48, 0)]),
     st.booleans(),
 )
-def test_any_layer(places: list[int], heads: tuple[int, int], sizes: tuple[int, int], normed: bool) -> None:
+def test_any_layer_equals_the_reference(
+    places: list[int], heads: tuple[int, int], sizes: tuple[int, int], normed: bool
+) -> None:
     check(Rotary(*heads, *sizes), places, normed=normed)

@@ -22,7 +22,7 @@ def values(rows: int, size: int, dtype: torch.dtype = torch.float32, scale: floa
 @OVERFLOWS
 @pytest.mark.parametrize("kind", Activation)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gated(dtype: torch.dtype, kind: Activation) -> None:
+def test_every_gated_activation_equals_the_reference(dtype: torch.dtype, kind: Activation) -> None:
     x = values(3, 2 * 1100, dtype)
     out = poisoned(x[:, :1100].contiguous())
     gated.gated(x, out, kind)
@@ -41,7 +41,7 @@ def test_large_inputs_do_not_overflow(kind: Activation) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 1500))
-def test_any_shape(rows: int, size: int) -> None:
+def test_any_shape_equals_the_reference(rows: int, size: int) -> None:
     x = values(rows, 2 * size)
     out = poisoned(x[:, :size].contiguous())
     gated.gated(x, out, Activation.SILU)

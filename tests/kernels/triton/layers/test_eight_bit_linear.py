@@ -27,7 +27,7 @@ def rows(count: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("inputs", "group"), [(128, 32), (1100, 1100), (96, 96)])
-def test_rounding(dtype: torch.dtype, inputs: int, group: int) -> None:
+def test_rounded_rows_equal_the_reference(dtype: torch.dtype, inputs: int, group: int) -> None:
     x = rows(3, inputs)
     x[1] = 0.0
     found, scales = rounded(x, group, dtype)
@@ -44,7 +44,7 @@ def test_rounding(dtype: torch.dtype, inputs: int, group: int) -> None:
     ("inputs", "group"), [(128, 32), (128, 128), (1024, 128)], ids=["groups", "per output", "shared inputs"]
 )
 @pytest.mark.parametrize("count", [3, 40])
-def test_products(dtype: torch.dtype, inputs: int, group: int, count: int) -> None:
+def test_products_equal_the_reference(dtype: torch.dtype, inputs: int, group: int, count: int) -> None:
     random = torch.Generator().manual_seed(group)
     values = (torch.randn(70, inputs, generator=random) * 40).to(dtype)
     every = (torch.rand(inputs // group, 70, generator=random) / 40).to(DEVICE)
@@ -59,6 +59,6 @@ def test_products(dtype: torch.dtype, inputs: int, group: int, count: int) -> No
     assert ((out - expected).abs().max() / expected.abs().max()).item() <= limit
 
 
-def test_groups_that_the_kernel_does_not_have() -> None:
+def test_groups_that_the_kernel_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="groups of 48"):
         eight_bit_linear.tile_of(48)

@@ -36,7 +36,7 @@ def test_each_token_is_multiplied_by_its_experts() -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(3, 9), st.integers(1, 70), st.integers(1, 70))
-def test_any_shape(tokens: int, count: int, experts: int, size: int, outputs: int) -> None:
+def test_any_shape_equals_the_reference(tokens: int, count: int, experts: int, size: int, outputs: int) -> None:
     check(tokens, count, experts, size, outputs)
 
 

@@ -41,19 +41,19 @@ def multiply(rows: int, matrix: IntegerMatrix, bias: torch.Tensor | None, dtype:
     ],
     ids=["int4", "int4 minima", "int8 per output", "groups of 16", "int4 in groups of 16"],
 )
-def test_products(matrix: IntegerMatrix, dtype: torch.dtype) -> None:
+def test_products_equal_the_reference(matrix: IntegerMatrix, dtype: torch.dtype) -> None:
     multiply(3, matrix, None, dtype)
     multiply(19, matrix, torch.arange(matrix.outputs, device=DEVICE, dtype=dtype), dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 65])
-def test_rows_of_every_tile(rows: int) -> None:
+def test_any_number_of_rows_equals_the_reference(rows: int) -> None:
     multiply(rows, weights(4, 33, 64, 64, zero=8), None, torch.bfloat16)
 
 
 @pytest.mark.parametrize("matrix", [weights(4, 70, 2048, 128, zero=8), weights(8, 40, 1024, 1024, zero=100)], ids=str)
 @pytest.mark.parametrize("rows", [1, 40])
-def test_programs_that_share_the_inputs(matrix: IntegerMatrix, rows: int) -> None:
+def test_products_of_programs_that_share_inputs_equal_the_reference(matrix: IntegerMatrix, rows: int) -> None:
     assert splits_of(rows, 16 if rows <= 16 else 64, matrix.outputs, len(matrix.codes)) > 1
     for _ in range(2):
         multiply(rows, matrix, torch.arange(matrix.outputs, device=DEVICE, dtype=torch.bfloat16), torch.bfloat16)
@@ -65,6 +65,6 @@ def test_codes_of_four_bits_share_bytes() -> None:
     assert weights(5, 8, 64, 32).codes.nbytes == 8 * 64
 
 
-def test_groups_that_the_kernel_does_not_have() -> None:
+def test_groups_that_the_kernel_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match="groups of 24"):
         weights(4, 8, 48, 24)

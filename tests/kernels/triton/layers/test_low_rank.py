@@ -96,16 +96,16 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mix_of_ranks_and_of_plain_tokens(dtype: torch.dtype) -> None:
+def test_a_mix_of_ranks_and_plain_tokens_equals_the_reference(dtype: torch.dtype) -> None:
     check([1, -1, 0, 2, 2, -1, 1, 2], 160, (80, 20, 20), [(4, 4, 4), (16, 0, 20), (0, 7, 0)], dtype)
 
 
-def test_inputs_that_programs_share() -> None:
+def test_products_of_programs_that_share_inputs_equal_the_reference() -> None:
     assert splits_of(1100) == 2
     check([0, 1, 0], 1100, (70,), [(8,), (24,)])
 
 
-def test_more_tokens_of_one_adapter_than_a_tile_has() -> None:
+def test_more_tokens_of_an_adapter_than_a_tile_has_are_right() -> None:
     check([0] * 21 + [1] + [0] * 14, 40, (33,), [(8,), (3,)])
 
 
@@ -130,7 +130,9 @@ def test_a_token_has_the_bits_that_it_has_alone() -> None:
     st.lists(st.integers(1, 90), min_size=1, max_size=PARTS),
     st.lists(st.lists(st.integers(0, 40), min_size=PARTS, max_size=PARTS), min_size=4, max_size=4),
 )
-def test_any_shape(owners: list[int], inputs: int, outputs: list[int], ranks: list[list[int]]) -> None:
+def test_any_shape_equals_the_reference(
+    owners: list[int], inputs: int, outputs: list[int], ranks: list[list[int]]
+) -> None:
     cut = [own[: len(outputs)] for own in ranks]
     if any(any(own) for own in cut):
         check(owners, inputs, outputs, cut)

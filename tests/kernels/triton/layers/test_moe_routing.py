@@ -28,7 +28,7 @@ def test_a_token_takes_its_likeliest_experts(experts: int, count: int, dtype: to
     torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_of_equal_experts_the_first_is_taken_and_none_twice() -> None:
+def test_equal_experts_are_taken_in_order_and_once_each() -> None:
     assert choose(torch.zeros(1, 6, device=DEVICE), 3, normalized=True)[1].tolist() == [[0, 1, 2]]
 
 
@@ -57,7 +57,7 @@ def test_each_place_is_in_one_tile_of_its_expert(tokens: int, count: int, expert
     check_groups(random_logits(tokens, experts).topk(count).indices.int(), experts)
 
 
-def test_more_pairs_than_are_read_at_a_time() -> None:
+def test_more_pairs_than_are_read_at_a_time_are_grouped() -> None:
     check_groups(random_logits(700, 4).topk(2).indices.int(), 4)
 
 

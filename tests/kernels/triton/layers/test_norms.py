@@ -31,11 +31,11 @@ def check_rms(rows: int, size: int, dtype: torch.dtype, *, fused: bool, seed: in
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_norms(dtype: torch.dtype, fused: bool) -> None:
+def test_norms_equal_the_reference(dtype: torch.dtype, fused: bool) -> None:
     check_rms(3, 96, dtype, fused=fused)
 
 
-def test_rms_norm_in_place() -> None:
+def test_a_norm_in_place_equals_the_reference() -> None:
     x, _, weight = inputs(2, 64, torch.float32)
     expected, _ = rms_norm_reference.reference(x, weight, 1e-6)
     rms_norm.rms_norm(x, weight, 1e-6, x)
@@ -44,5 +44,5 @@ def test_rms_norm_in_place() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 300), st.booleans(), st.integers(0, 99))
-def test_any_shape(rows: int, size: int, fused: bool, seed: int) -> None:
+def test_any_shape_equals_the_reference(rows: int, size: int, fused: bool, seed: int) -> None:
     check_rms(rows, size, torch.float32, fused=fused, seed=seed)

@@ -66,7 +66,7 @@ def test_rows_that_sample_nothing_are_untouched() -> None:
     check([0, 0], [-1, 3])
 
 
-def test_bfloat16() -> None:
+def test_edits_of_bfloat16_equal_the_reference() -> None:
     check([2, 0], [5, 5], torch.bfloat16)
 
 
@@ -100,7 +100,7 @@ def test_drafted_tokens_before_a_place_are_penalized() -> None:
     assert (before[1] - plain[1])[drafted].tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_penalties_of_prompt_and_output() -> None:
+def test_prompt_and_output_are_penalized_apart() -> None:
     seen = torch.zeros(2, VOCABULARY, dtype=torch.int32)
     seen[1, :6] = torch.tensor([0, 1, 2, 3, 7, 6])
     prices = {"repetition_penalty": [2.0, 2.0], "frequency_penalty": [0.5, 0.5], "presence_penalty": [0.25, 0.25]}
@@ -131,7 +131,7 @@ def test_bad_words_ban_their_last_id_behind_the_others() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_any_edits(data: st.DataObject) -> None:
+def test_any_edits_equal_the_reference(data: st.DataObject) -> None:
     """All kinds together, in any order of slots."""
     ids, slots = st.integers(0, VOCABULARY - 1), 3
     words = [data.draw(st.lists(ids, min_size=1, max_size=3)) for _ in range(3)]
@@ -162,7 +162,7 @@ def test_any_edits(data: st.DataObject) -> None:
     check(list(order), positions, table=table, drafts=drafts, masks=masks)
 
 
-def test_more_tokens_than_a_tile() -> None:
+def test_more_tokens_than_a_tile_has_are_edited() -> None:
     vocabulary = TILE + 40
     table = sampling_columns(
         1,

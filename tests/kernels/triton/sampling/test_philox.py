@@ -24,14 +24,14 @@ def drawn(keys: list[int], positions: list[int]) -> list[float]:
     return [float(value) for value in out]
 
 
-def test_known_answers_of_random123() -> None:
+def test_the_reference_gives_the_known_answers_of_random123() -> None:
     """`philox4x32 10` in the test vectors of the authors' library, for zeros."""
     assert reference(0, 0) == ((0x6627E8D5 >> 8) + 0.5) * 2.0**-24
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1))
-def test_kernel_equals_reference(key: int, position: int) -> None:
+def test_the_kernel_equals_the_reference(key: int, position: int) -> None:
     assert drawn([key], [position]) == [reference(key, position)]
 
 

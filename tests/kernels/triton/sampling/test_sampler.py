@@ -74,11 +74,11 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_filters(filters: dict[str, float]) -> None:
+def test_every_filter_equals_the_reference(filters: dict[str, float]) -> None:
     check(sampling_columns(3, **filters), normal(3), [2, 0, 1], [11, 12, 13])
 
 
-def test_equals_reference_to_the_token() -> None:
+def test_every_token_equals_the_references() -> None:
     table = sampling_columns(4, temperature=[0.0, 1.0, 0.8, 1.0], top_k=[0, 0, 20, 0], top_p=[1.0, 1.0, 1.0, 0.5])
     logits = normal(4, seed=3)
     slots, ends = int32([0, 1, 2, 3]), int32([5, 5, 5, 5])
@@ -138,7 +138,7 @@ def test_rows_that_are_not_finite_are_marked() -> None:
         assert 0 <= tokens[4] < 7
 
 
-def test_bfloat16_logits() -> None:
+def test_bfloat16_logits_equal_the_reference() -> None:
     check(sampling_columns(2, top_k=5, top_p=0.9), normal(2).bfloat16(), [0, 1], [4, 5])
 
 
@@ -151,7 +151,9 @@ def test_bfloat16_logits() -> None:
     st.integers(0, 2**31 - 1),
     st.integers(0, 9),
 )
-def test_any_filters(temperature: float, top_p: float, min_p: float, top_k: int, end: int, seed: int) -> None:
+def test_any_filters_equal_the_reference(
+    temperature: float, top_p: float, min_p: float, top_k: int, end: int, seed: int
+) -> None:
     table = sampling_columns(1, temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k, key=[seed * 2**59 - 5])
     check(table, normal(1, seed=seed, vocabulary=TILE + 60), [0], [end])
 
@@ -159,5 +161,5 @@ def test_any_filters(temperature: float, top_p: float, min_p: float, top_k: int,
 @pytest.mark.full
 @pytest.mark.parametrize("vocabulary", [300, TILE, 50272, 151936])
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_whole_vocabularies(vocabulary: int, filters: dict[str, float]) -> None:
+def test_whole_vocabularies_equal_the_reference(vocabulary: int, filters: dict[str, float]) -> None:
     check(sampling_columns(3, **filters), normal(3, vocabulary=vocabulary), [2, 0, 1], [11, 12, 13])

@@ -17,11 +17,11 @@ def check(shape: tuple[int, int], updates: list[tuple[int, int, int]], spare: in
     assert torch.equal(table, expected)
 
 
-def test_more_updates_than_one_program_takes() -> None:
+def test_more_updates_than_one_program_takes_are_made() -> None:
     check((20, 40), [(index // 40, index % 40, -index) for index in range(600)], 30)
 
 
-def test_no_updates() -> None:
+def test_no_updates_change_no_number() -> None:
     check((2, 3), [], 4)
 
 
@@ -34,5 +34,5 @@ def test_floats_travel_as_their_bits() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 6)), st.integers(-(2**31), 2**31 - 1)))
-def test_any_updates(updates: dict[tuple[int, int], int]) -> None:
+def test_any_updates_equal_the_reference(updates: dict[tuple[int, int], int]) -> None:
     check((5, 7), [(row, column, value) for (row, column), value in updates.items()], 3)

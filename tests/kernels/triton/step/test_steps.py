@@ -175,7 +175,9 @@ def test_all_tokens_that_a_row_keeps_are_counted() -> None:
     st.integers(0, 10),
     st.randoms(use_true_random=False),
 )
-def test_any_rows(columns: list[tuple[int, int, int]], limit: int, last: int, token: int, random: "object") -> None:
+def test_any_rows_equal_the_reference(
+    columns: list[tuple[int, int, int]], limit: int, last: int, token: int, random: "object"
+) -> None:
     computed = [row[0] for row in columns]
     state = sequence_state([row[0] + row[1] for row in columns], computed, limit, last)
     slots = list(range(len(columns)))

@@ -16,7 +16,7 @@ def test_turns_follow_the_system_message() -> None:
     ]
 
 
-def test_no_system_message_is_sent_where_none_is_set() -> None:
+def test_no_system_message_is_sent_by_default() -> None:
     assert Conversation().ask("Hi") == [{"role": "user", "content": "Hi"}]
 
 
@@ -27,7 +27,7 @@ def test_a_question_without_an_answer_is_removed() -> None:
     assert conversation.messages() == []
 
 
-def test_a_reset_keeps_what_is_set() -> None:
+def test_a_reset_keeps_the_system_message_and_the_sampling() -> None:
     conversation = Conversation(system="Be brief.", sampling={"seed": 1})
     conversation.ask("Hi")
     conversation.reset()

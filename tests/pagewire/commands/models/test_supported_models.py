@@ -5,11 +5,11 @@ from pagewire.commands.models.supported_models import Outcome
 from tests.families.record import PAGE
 
 
-def test_the_page_is_that_of_the_sweep() -> None:
+def test_the_page_equals_the_results_of_the_sweep() -> None:
     assert PAGE.read_text() == supported_models.page(supported_models.read()), "run `make models`"
 
 
-def test_nothing_that_is_served_is_wrong() -> None:
+def test_no_served_architecture_gives_wrong_tokens() -> None:
     sweep = supported_models.read()
     assert sweep.count(Outcome.WRONG, Outcome.CRASHED) == 0
     assert sweep.count(Outcome.NATIVE, Outcome.EXACT) >= 70

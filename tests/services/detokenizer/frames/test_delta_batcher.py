@@ -114,7 +114,7 @@ def test_an_end_stands_behind_its_deltas() -> None:
     assert isinstance(bus.frames("r1")[0], Final)
 
 
-def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
+def test_a_probe_reaches_its_reader_behind_earlier_deltas() -> None:
     bus = SlowBus()
     sender = FrameSender(bus)
     (a, _), (b, probed), (c, _), (d, _) = streams(sender, 4)
@@ -244,7 +244,7 @@ def test_every_reader_gets_every_token_once_and_in_order(
     assert list(got.values()) == [list(range(total)) for total in totals]
 
 
-async def test_clients_that_ask_for_it_get_the_rows_of_a_step_as_one_message(folder: Path) -> None:
+async def test_clients_with_a_batch_inbox_get_a_steps_rows_as_one_message(folder: Path) -> None:
     async with rig(folder) as world:
         together: list[Message] = []
         inbox = world.client.new_inbox()

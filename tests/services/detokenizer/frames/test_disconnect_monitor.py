@@ -60,7 +60,7 @@ class Scene:
         return gone
 
 
-async def test_a_reader_that_nobody_is_counts_as_gone_after_so_many_frames() -> None:
+async def test_an_absent_reader_counts_as_gone_after_some_undelivered_frames() -> None:
     scene = Scene()
     await scene.monitor.listen()
     assert await scene.checks(MAX_UNDELIVERED) == 0
@@ -92,7 +92,7 @@ async def test_a_reader_that_comes_back_in_time_is_there_again() -> None:
     assert await scene.checks(1) == 1
 
 
-async def test_a_stream_that_stands_still_says_nothing_of_its_reader() -> None:
+async def test_a_stream_without_new_tokens_loses_no_reader() -> None:
     scene = Scene()
     await scene.monitor.listen()
     assert await scene.checks(MAX_UNDELIVERED - 1) == 0
@@ -145,7 +145,7 @@ async def another_client(world: Rig) -> tuple[MemoryBus, Reader]:
 
 @pytest.mark.usefixtures("hasty")
 class TestTheService:
-    async def test_the_scheduler_drops_what_nobody_reads(self, folder: Path) -> None:
+    async def test_the_scheduler_drops_sequences_without_a_reader(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
@@ -179,7 +179,7 @@ class TestTheService:
             await other.close()
             await until(lambda: world.load["streams"] == 0)
 
-    async def test_one_that_waits_for_its_result_keeps_the_stream(self, folder: Path) -> None:
+    async def test_a_client_that_waits_for_its_result_keeps_the_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
             gone = await world.open()
             _, waiting = await another_client(world)

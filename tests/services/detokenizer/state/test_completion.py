@@ -45,13 +45,13 @@ def feed(target: StreamedChoice, tokens: list[int], last: Finish = NONE) -> Stre
     return target
 
 
-def test_one_text_per_token() -> None:
+def test_a_completion_has_one_text_per_token() -> None:
     completion = feed(choice(), ids("Hello world!"))
     assert completion.texts == ["Hello", " world", "!"]
     assert (completion.finish, completion.stop_reason) == (None, None)
 
 
-def test_known_tokens_win() -> None:
+def test_a_token_at_a_known_position_changes_nothing() -> None:
     completion = feed(choice(), ids("Hello world"))
     assert not completion.accept(1, ids("!")[0], LENGTH)
     assert completion.tokens == ids("Hello world")
@@ -65,7 +65,7 @@ def test_a_gap_is_never_applied() -> None:
     assert completion.tokens == ids("Hello")
 
 
-def test_the_length_ends_it_with_everything_that_was_held_back() -> None:
+def test_an_end_by_length_releases_the_text_that_was_held_back() -> None:
     completion = feed(choice(stop=("!!!",)), ids("Hi!")[:1] + ids("!") + ids("🦙")[:1], LENGTH)
     assert completion.texts == ["Hi", "", "!\ufffd"]
     assert (completion.finish, completion.stop_reason) == ("length", None)
@@ -85,11 +85,11 @@ def test_a_named_stop_token_is_reported(include: bool, text: str) -> None:
     assert completion.tokens[-1] == mark
 
 
-def test_a_stop_token_releases_what_was_held_back() -> None:
+def test_a_stop_token_releases_the_text_that_was_held_back() -> None:
     assert feed(choice(stop=("Hi!",)), [*ids("Hi"), END], STOP).texts == ["", "Hi"]
 
 
-def test_a_stop_string_ends_it_at_the_token_that_completes_it() -> None:
+def test_a_stop_string_ends_a_completion_at_its_last_token() -> None:
     completion = feed(choice(stop=(" wor",)), ids("Hello world and more"))
     assert completion.tokens == ids("Hello world")
     assert (completion.texts, completion.finish, completion.stop_reason) == (["Hello", ""], "stop", " wor")
@@ -117,7 +117,7 @@ def test_a_cancel_leaves_the_text_as_it_was_sent() -> None:
     assert ended.finish == "length"
 
 
-def test_completions_of_several_prompts() -> None:
+def test_completions_of_a_prompt_count_its_cached_tokens_once() -> None:
     prompts = (pack(ids("One")), pack(ids("Two three")))
     choices = open_choices(
         vocabulary("gpt2"), msgspec.structs.replace(REQUEST, prompts=prompts, prompt_lengths=pack([1, 2]), n=2)

@@ -10,7 +10,7 @@ def test_a_request_without_drafts_has_no_figures() -> None:
     assert DraftCounts().metrics() is msgspec.UNSET
 
 
-def test_the_figures_are_those_of_vllm() -> None:
+def test_draft_figures_are_defined_as_in_vllm() -> None:
     counts = DraftCounts()
     for drafted, accepted in ((4, 2), (4, 0), (2, 2)):
         counts.add(drafted, accepted)

@@ -56,7 +56,7 @@ def pieces(name: str, ids: Sequence[int], sizes: Iterator[int]) -> list[str]:
 
 @names
 @pytest.mark.parametrize("language", declarations())
-def test_a_whole_text_in_every_script(name: str, language: str) -> None:
+def test_every_script_decodes_the_same_in_pieces(name: str, language: str) -> None:
     text = declarations()[language]
     ids = tokenizer(name).encode(text, add_special_tokens=False).ids
     whole = tokenizer(name).decode(ids)
@@ -68,7 +68,7 @@ def test_a_whole_text_in_every_script(name: str, language: str) -> None:
 
 
 @names
-def test_hard_strings_in_groups_of_one_to_eight(name: str) -> None:
+def test_hard_strings_decode_the_same_in_groups_of_one_to_eight(name: str) -> None:
     for ids, decoded in hard_cases(name):
         for size in range(1, 9):
             result = pieces(name, ids, repeat(size))

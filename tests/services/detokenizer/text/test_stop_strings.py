@@ -86,7 +86,7 @@ def test_the_way_a_text_is_cut_does_not_matter(stops: tuple[str, ...], text: str
     assert at_once.stop == by_character.stop
 
 
-def test_the_first_one_complete_wins_over_the_first_to_begin() -> None:
+def test_the_first_complete_stop_string_wins_over_the_first_to_begin() -> None:
     assert run(("abcd", "bc"), list("xabcd")).stop == "bc"
 
 
@@ -109,5 +109,5 @@ def test_the_stop_string_stays_if_it_is_wanted(include: bool, text: str) -> None
     assert run(("\n\n",), ["one ", "\n", "\ntwo"], include=include).texts == ["one ", "", text[4:]]
 
 
-def test_characters_beyond_the_basic_plane() -> None:
+def test_stop_strings_may_hold_characters_beyond_the_basic_plane() -> None:
     assert run(("🦙🦙",), ["🦙", "x", "🦙", "🦙"]) == Outcome(["", "🦙x", "", ""], "🦙🦙", 3)

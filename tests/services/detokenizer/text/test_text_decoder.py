@@ -50,7 +50,7 @@ def test_real_texts_come_out_as_the_library_decodes_them(name: str, index: int) 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("index", range(20))
-def test_every_split_of_a_hard_string_into_prompt_and_completion(name: str, index: int) -> None:
+def test_any_split_into_prompt_and_completion_decodes_the_same(name: str, index: int) -> None:
     ids = tokenizer(name).encode(texts()[index]).ids
     for cut in range(len(ids) + 1):
         assert "".join(pieces(name, ids[cut:], ids[:cut])) == continuation(name, ids[:cut], ids[cut:])
@@ -58,7 +58,9 @@ def test_every_split_of_a_hard_string_into_prompt_and_completion(name: str, inde
 
 @given(st.data(), names, st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_any_ids_behind_any_prompt(data: st.DataObject, name: str, skip_special: bool) -> None:
+def test_any_ids_behind_any_prompt_decode_as_their_continuation(
+    data: st.DataObject, name: str, skip_special: bool
+) -> None:
     ids = data.draw(token_ids(name))
     cut = data.draw(st.integers(0, len(ids)))
     decoded = "".join(pieces(name, ids[cut:], ids[:cut], skip_special=skip_special))
@@ -122,7 +124,7 @@ def test_a_character_that_the_prompt_began_belongs_to_the_completion() -> None:
     assert "".join(pieces("gpt2", ids[2:], ids[:2])) == "🦙!"
 
 
-def test_a_character_that_nobody_ends_belongs_to_the_prompt() -> None:
+def test_a_prompts_unfinished_character_is_not_in_the_output() -> None:
     open_one = tokenizer("gpt2").encode("🦙").ids[:2]
     hello = tokenizer("gpt2").encode("hello").ids
     assert "".join(pieces("gpt2", hello, open_one)) == "hello"
@@ -148,7 +150,7 @@ def test_ids_of_no_token_are_empty_and_leave_no_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("decoder", [None, decoders.Metaspace(), decoders.WordPiece(cleanup=False)])
-def test_tokenizers_of_other_kinds(decoder: decoders.Decoder | None) -> None:
+def test_decoders_of_other_kinds_decode_like_the_library(decoder: decoders.Decoder | None) -> None:
     words = {"▁one": 0, "▁two": 1, "##s": 2, "!": 3, "[UNK]": 4}
     other = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     if decoder is not None:

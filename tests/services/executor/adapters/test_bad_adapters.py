@@ -204,7 +204,7 @@ def test_there_must_be_a_folder(tmp_path: Path) -> None:
         read_files(tmp_path / "missing")
 
 
-def test_adapters_of_experts_are_refused_by_name_and_those_of_attention_are_not(tmp_path: Path) -> None:
+def test_adapters_of_experts_are_refused_and_adapters_of_attention_taken(tmp_path: Path) -> None:
     attention = TARGETS[:4]
     path = write_adapter(tmp_path / "a", checkpoint("qwen3-moe"), targets=attention)
     adapter = read_adapter(read_files(path), modules("qwen3-moe"), MAX_RANK)

@@ -18,7 +18,7 @@ from tests.support.device import Driver, Row
 
 
 @pytest.mark.parametrize("alpha", [8.0, 0.0])
-def test_logits_are_those_of_merged_weights(tmp_path: Path, alpha: float) -> None:
+def test_logits_equal_merged_weights_logits(tmp_path: Path, alpha: float) -> None:
     ids = text(3)
     path = write_gguf_adapter(tmp_path / "a.gguf", checkpoint("llama"), rank=4, alpha=alpha)
     driver = Driver(checkpoint("llama"), adapters=True)

@@ -28,7 +28,7 @@ def plain(rank: int, alpha: float = 8.0) -> Shape:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_merged_weights_for_every_chunk_size(name: str, tmp_path: Path) -> None:
+def test_logits_equal_merged_weights_logits_for_every_chunk_size(name: str, tmp_path: Path) -> None:
     ids, targets = text(1), targets_of(name)
     folder = write_adapter(tmp_path / "a", checkpoint(name), targets=targets)
     expected = logits_of(merged(checkpoint(name), targets, plain(8), 0), ids)

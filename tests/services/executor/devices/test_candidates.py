@@ -12,7 +12,7 @@ def rows(*wanted: int) -> tuple[Int64, Int64]:
     return np.arange(len(wanted)) + 10, np.array(wanted, np.int64)
 
 
-def test_they_are_the_likeliest_by_the_whole_vocabulary() -> None:
+def test_candidates_are_the_likeliest_of_the_whole_vocabulary() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     candidates = top_candidates(logits, *rows(3, 0, 5, 1))
     assert candidates.rows.tolist() == [10, 12, 13]

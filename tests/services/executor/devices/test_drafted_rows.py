@@ -25,7 +25,7 @@ def test_a_row_samples_behind_its_known_tokens_and_behind_each_draft() -> None:
     assert drafted.first.tolist() == [0, 3]
 
 
-def test_a_row_that_samples_nothing_has_a_place_too_among_those_of_all_rows() -> None:
+def test_a_row_that_samples_nothing_has_a_place_too() -> None:
     drafted = DraftedRows(BATCH)
     assert drafted.indices.tolist() == [0, 1, 2, 4]
     assert [drafted.drafts(row) for row in range(2)] == [[2, 3], []]

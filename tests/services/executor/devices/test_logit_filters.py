@@ -26,7 +26,7 @@ def processed(logits: Float, rows: list[Sampling]) -> Float:
     coarse=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_the_kept_tokens_are_those_of_a_full_sort(
+def test_the_kept_tokens_equal_a_full_sorts(
     rows: list[Sampling], vocabulary: int, spread: float, coarse: bool, seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, spread, (len(rows), vocabulary)).astype(np.float32)

@@ -60,7 +60,7 @@ def test_a_draft_model_beside_a_gpu_is_refused_by_name() -> None:
     assert "draft model" in refusal(checkpoint("llama"), device="cuda", speculative_config=config)
 
 
-def test_what_ranks_do_not_support_is_refused_by_name() -> None:
+def test_settings_that_ranks_do_not_support_are_refused_by_name() -> None:
     assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
     assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)
 
@@ -88,7 +88,7 @@ def test_an_int8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> 
     assert f"device {device} does not support kv-cache-dtype int8: set it to auto" in refused
 
 
-def test_a_machine_without_kernels_and_compiler_is_told_how_to_get_them() -> None:
+def test_without_kernels_and_compiler_the_error_says_how_to_get_them() -> None:
     with patch.object(build, "load", side_effect=build.NotBuilt("there is no c++")):
         refused = refusal(checkpoint("llama"))
     assert refused == (
@@ -112,12 +112,12 @@ def test_a_backend_of_attention_is_for_cuda_only(device: str, backend: str) -> N
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_a_broken_configuration(tmp_path: Path, content: str) -> None:
+def test_a_broken_configuration_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     assert "config.json" in refusal(tmp_path)
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     assert "config.json" in refusal(tmp_path)
 
 

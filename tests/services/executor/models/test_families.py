@@ -16,7 +16,7 @@ def text(seed: int, length: int = LENGTH) -> list[int]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("chunk", [1, 7, LENGTH])
-def test_logits_are_those_of_transformers_for_every_chunk_size(drive: Drive, name: str, chunk: int) -> None:
+def test_logits_equal_transformers_for_every_chunk_size(drive: Drive, name: str, chunk: int) -> None:
     ids = text(seed=1)
     expected = reference_logits(checkpoint(name), ids)
     driver = drive(checkpoint(name))
@@ -28,7 +28,7 @@ def test_logits_are_those_of_transformers_for_every_chunk_size(drive: Drive, nam
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_text_is_that_of_transformers(drive: Drive, name: str) -> None:
+def test_greedy_text_equals_transformers(drive: Drive, name: str) -> None:
     references = [(seed, reference(checkpoint(name), text(seed, 20), 24, ignore_eos=True)) for seed in range(4)]
     driver = drive(checkpoint(name))
     clear = [(seed, expected.tokens) for seed, expected in references if expected.gap > 1e-4]

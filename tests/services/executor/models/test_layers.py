@@ -20,7 +20,7 @@ def test_a_norm_of_a_sum_hands_the_sum_over(tokens: int, width: int, seed: int) 
         torch.testing.assert_close(out, (x + residual) * scale * norm.weight)
 
 
-def test_nothing_added_changes_nothing() -> None:
+def test_a_norm_with_zeros_added_is_the_plain_norm() -> None:
     norm = RMSNorm(8, 1e-6)
     torch.nn.init.ones_(norm.weight)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))

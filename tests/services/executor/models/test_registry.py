@@ -103,7 +103,7 @@ def windows(name: str, config: dict[str, Any]) -> list[int]:
     return [layer.window for layer in load_model(checkpoint(name), config, "auto").spec.layers]
 
 
-def test_windows_are_those_of_the_configuration() -> None:
+def test_windows_follow_the_configuration() -> None:
     sliding = config_of("qwen2-sliding")
     by_rule = sliding | {"layer_types": None}
     for config in (sliding, by_rule):

@@ -30,7 +30,7 @@ QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTE
         QWEN | {"original_max_position_embeddings": 1024, "beta_fast": 1, "beta_slow": 1, "truncate": False},
     ],
 )
-def test_yarn_is_that_of_transformers(scaling: dict[str, Any]) -> None:
+def test_yarn_equals_transformers(scaling: dict[str, Any]) -> None:
     config = Qwen2Config(
         hidden_size=HEAD_DIM * 2,
         num_attention_heads=2,
@@ -56,7 +56,7 @@ def test_yarn_is_that_of_transformers(scaling: dict[str, Any]) -> None:
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_every_other_type_is_that_of_transformers(scaling: dict[str, Any]) -> None:
+def test_every_other_rope_type_equals_transformers(scaling: dict[str, Any]) -> None:
     original = {} if scaling["rope_type"] in {"linear", "dynamic", "proportional"} else {ORIGINAL: 4096}
     config = Qwen2Config(
         hidden_size=HEAD_DIM * 2,
@@ -76,5 +76,5 @@ def test_a_family_that_rotates_whole_heads_refuses_a_part() -> None:
     assert rotary_embedding(read_rope({"partial_rotary_factor": 0.5}, THETA, CONTEXT, partial=None), 64).rotated == 32
 
 
-def test_without_a_factor_it_is_the_ratio_of_the_contexts() -> None:
+def test_without_a_factor_yarn_scales_by_the_ratio_of_the_contexts() -> None:
     assert read_rope({"type": "yarn", "original_max_position_embeddings": 1024}, THETA, 4096).factor == 4.0

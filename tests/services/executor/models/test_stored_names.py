@@ -69,7 +69,7 @@ def write(kind: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_of_text_are_those_of_the_whole_model(drive: Drive, tmp_path: Path, kind: str) -> None:
+def test_logits_of_text_equal_the_whole_models(drive: Drive, tmp_path: Path, kind: str) -> None:
     model = write(kind, tmp_path)
     ids = torch.randint(3, VOCABULARY - 2, (40,), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():

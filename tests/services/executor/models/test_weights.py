@@ -79,7 +79,7 @@ def test_a_part_of_a_packed_projection_has_its_own_shape(tmp_path: Path) -> None
     assert f"tensor {name} has shape [64, 64], config.json needs [32, 64]" in refusal(folder)
 
 
-def test_a_dtype_that_the_configuration_does_not_explain(tmp_path: Path) -> None:
+def test_an_unexpected_dtype_is_refused(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
     edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}))
     assert "has dtype I8" in refusal(folder)
@@ -93,7 +93,7 @@ def test_a_truncated_file_is_broken(tmp_path: Path, left: int) -> None:
     assert "model.safetensors is broken" in refusal(folder)
 
 
-def test_a_folder_without_weights(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
     (folder / "model.safetensors").unlink()
     assert "has no model.safetensors" in refusal(folder)
@@ -107,7 +107,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": ["b"]}}'])
-def test_a_broken_index(tmp_path: Path, index: str) -> None:
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
     folder = copy("llama-sharded", tmp_path)
     (folder / "model.safetensors.index.json").write_text(index)
     assert "does not map tensors to files" in refusal(folder)

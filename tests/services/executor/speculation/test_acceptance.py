@@ -10,7 +10,7 @@ def first_of(acceptance: Acceptance, slot: int, match_length: int = 4) -> float:
     return survival
 
 
-def test_nothing_known_means_the_prior() -> None:
+def test_a_new_rate_is_the_prior() -> None:
     acceptance = Acceptance(2)
     survivals = acceptance.survivals(0, 1, [1.0, 1.0, 0.5])
     assert survivals == [PRIOR[0], PRIOR[0] * PRIOR[1], PRIOR[0] * PRIOR[1] * PRIOR[1] * 0.5]

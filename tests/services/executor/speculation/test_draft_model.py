@@ -54,7 +54,7 @@ def drafted(drafter: DraftModel, text: list[int], room: int = 3, slot: int = 0) 
     return drafter.draft([DraftRow(slot, np.array(text), room)])[0].tokens
 
 
-def test_it_drafts_what_it_samples_behind_the_text() -> None:
+def test_a_draft_model_drafts_its_own_samples_behind_the_text() -> None:
     assert drafted(opened(FakeDevice()), [1, 2, 3]) == following([1, 2, 3], 3)
 
 
@@ -100,7 +100,7 @@ def test_tokens_that_one_of_the_models_does_not_know_end_a_draft() -> None:
     assert drafted(few, [0], room=30) == []
 
 
-def test_whatever_is_accepted_every_position_that_is_read_was_computed_from_its_token() -> None:
+def test_every_position_that_is_read_was_computed_from_its_token() -> None:
     random = Random(3)
     device = Memory()
     drafter = opened(device, slots=4)

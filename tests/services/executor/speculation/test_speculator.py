@@ -136,7 +136,7 @@ def test_a_step_has_no_more_drafts_than_its_device_verifies() -> None:
         assert sum(drafted(limited)) == number
 
 
-def test_a_device_that_runs_ahead_waits_only_for_drafts_that_pay_for_the_wait() -> None:
+def test_a_device_waits_only_for_drafts_that_pay_for_the_wait() -> None:
     for ahead in (False, True):
         fast = Speculator(Constant(Draft([7] * 4, [0.3] * 4, 20)), 4, DRAFTING, ahead=ahead)
         for positions, time in ((1, 0.001), (200, 0.001)):

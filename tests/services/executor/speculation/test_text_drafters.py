@@ -51,17 +51,17 @@ def test_the_longest_match_is_the_longest_end_that_occurs_earlier(text: list[int
         ([1], 4, []),
     ],
 )
-def test_an_ngram_repeats_what_followed_last(text: list[int], most: int, expected: list[int]) -> None:
+def test_an_ngram_repeats_the_tokens_that_followed_it_last(text: list[int], most: int, expected: list[int]) -> None:
     assert drafted(NgramDrafter(shortest=2, longest=3), text, most).tokens == expected
 
 
-def test_a_suffix_follows_the_most_frequent_token_and_says_how_frequent_it_was() -> None:
+def test_a_suffix_follows_the_most_frequent_token_and_tells_its_share() -> None:
     text = [1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 4, 1, 2]
     draft = drafted(SuffixDrafter(24, factor=1.0, least_share=0.1), text, 8)
     assert draft == Draft([5, 7], [2 / 3, 1 / 2], match_length=2)
 
 
-def test_a_suffix_drafts_as_many_tokens_as_agree_and_stops_where_few_places_agree() -> None:
+def test_a_suffix_drafts_as_many_tokens_as_most_places_agree_on() -> None:
     text = [1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 4, 1, 2]
     assert drafted(SuffixDrafter(24, factor=0.5, least_share=0.1), text, 8).tokens == [5]
     assert drafted(SuffixDrafter(24, factor=4.0, least_share=0.5), text, 8).tokens == [5]
@@ -70,13 +70,13 @@ def test_a_suffix_drafts_as_many_tokens_as_agree_and_stops_where_few_places_agre
 
 
 def after(outputs: EarlierOutputs, text: list[int], salt: str = "", room: int = 8) -> list[int]:
-    """What is drafted behind a text that repeats nothing of itself."""
+    """The tokens drafted behind a text that repeats nothing of itself."""
     drafter = SuffixDrafter(24, factor=4.0, least_share=0.1, outputs=outputs)
     drafter.begin(0, NewSequence(record(), len(text), salt))
     return drafted(drafter, text, room).tokens
 
 
-def test_a_suffix_follows_what_was_generated_earlier_for_the_same_tenant() -> None:
+def test_a_suffix_follows_earlier_outputs_of_the_same_tenant() -> None:
     outputs = EarlierOutputs(10)
     drafter = SuffixDrafter(24, factor=1.0, least_share=0.1, outputs=outputs)
     drafter.begin(3, NewSequence(record(), prompt_tokens=2, cache_salt="alice~"))

@@ -19,7 +19,7 @@ async def test_the_page_is_served_at_the_root(gateway: Gateway) -> None:
     assert b"<title>Pagewire</title>" in page.body
 
 
-async def test_the_page_needs_no_key_and_what_it_shows_does() -> None:
+async def test_the_page_needs_no_key_and_its_data_does() -> None:
     gateway = await start_gateway(api_key="secret")
     for path in ASSETS:
         assert (await gateway.get(path)).status == 200, path
@@ -53,7 +53,7 @@ async def test_nothing_runs_but_files_of_this_server(gateway: Gateway, path: str
     assert not re.search(r"<script(?![^>]*src)|<style|\sstyle=|\son\w+=\"|javascript:|innerHTML|eval\(", text), path
 
 
-async def test_a_browser_asks_whether_a_file_has_changed_and_is_told_that_it_has_not(gateway: Gateway) -> None:
+async def test_an_unchanged_file_is_answered_with_304(gateway: Gateway) -> None:
     first = await gateway.get("/console/main.js")
     assert first.headers["cache-control"] == "no-cache"
     again = await gateway.get("/console/main.js", **{"if-none-match": first.headers["etag"]})

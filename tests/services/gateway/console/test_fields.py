@@ -19,7 +19,7 @@ def test_every_sampling_field_is_offered_with_its_default_and_meaning() -> None:
         assert (by_name["temperature"]["minimum"], by_name["temperature"]["maximum"]) == (0.0, 2.0)
 
 
-def test_meanings_are_those_of_the_documentation() -> None:
+def test_meanings_equal_the_documentation() -> None:
     for kind, path in fields.KINDS.items():
         meanings = {name: text for name, _, text in documented(ROUTES[path])}
         assert all(row["meaning"] == meanings[row["name"]] for row in OFFERED[kind])

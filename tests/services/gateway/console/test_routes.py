@@ -78,7 +78,7 @@ async def test_a_page_sees_services_and_the_figures_of_the_latest_steps_once(gat
     assert steps == [["e123", 1, 2, 30, 2, 1500, 6], ["e123", 2, 2, 0, 2, 900, 7]]
 
 
-async def test_nobody_is_asked_while_nobody_looks(gateway: Gateway) -> None:
+async def test_no_executor_is_asked_while_no_console_is_open(gateway: Gateway) -> None:
     asked: list[Any] = []
     await gateway.responder.bus.subscribe(subjects.RECENT_STEPS, asked.append)
     async with opened(gateway):
@@ -217,7 +217,7 @@ async def test_a_page_of_another_site_gets_nothing(gateway: Gateway, site: str) 
 
 
 class TestRequestLog:
-    async def test_it_keeps_the_latest_requests(self, gateway: Gateway) -> None:
+    async def test_the_console_keeps_the_latest_requests(self, gateway: Gateway) -> None:
         log = RequestLog()
         for _ in range(LENGTH + 5):
             request = log.begin(gateway.client.stream("x"), "/v1/completions", "")

@@ -397,7 +397,7 @@ async def test_a_server_that_leaves_waits_for_requests_and_closes_idle_connectio
         await leaving
 
 
-async def test_the_application_learns_of_a_lost_client_with_requests_behind_the_first() -> None:
+async def test_the_application_learns_of_a_lost_client_with_queued_requests() -> None:
     async with serving(ConnectionLimits()) as running:
         for behind in (b"", b"GET /", GET, GET + post(b"abc")):
             peer = await running.connect()

@@ -169,7 +169,7 @@ TOOL = {"name": "weather", "description": "Tells the weather.", "input_schema": 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
-async def test_tools_reach_the_pipeline_as_those_of_a_chat(gateway: Gateway) -> None:
+async def test_tools_reach_the_pipeline_like_a_chats_tools(gateway: Gateway) -> None:
     form = ChatFormat(tool_calls="hermes")
     turns = [
         {"role": "user", "content": "Weather?"},
@@ -215,7 +215,7 @@ def named_call(text: str, reason: Any = "stop") -> Result:
     return Result("r1", [Choice(0, text, [5], reason)], Usage(3, 1), chat_format=form)
 
 
-async def test_a_strict_tool_reaches_the_pipeline_as_one(gateway: Gateway) -> None:
+async def test_a_strict_tool_reaches_the_pipeline_as_strict(gateway: Gateway) -> None:
     await ask(gateway, tools=[{**TOOL, "strict": True}, {**TOOL, "name": "other"}])
     (request,) = gateway.responder.requests
     assert [tool["function"].get("strict") for tool in request.tools or ()] == [True, None]
@@ -262,7 +262,7 @@ async def test_the_billing_header_of_claude_code_is_no_prompt(gateway: Gateway) 
     assert (request.messages or [])[0].content == "Be brief."
 
 
-async def test_null_says_nothing(gateway: Gateway) -> None:
+async def test_null_fields_count_as_missing(gateway: Gateway) -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": None, "is_error": None}
     turns = [
         *HELLO,
@@ -297,7 +297,7 @@ async def test_cached_tokens_are_counted_alike_in_every_event(gateway: Gateway) 
         (ContextLengths(8000, 500, 8192), "input length and `max_tokens` exceed context limit: 8000 + 500 > 8192"),
     ],
 )
-async def test_a_context_that_is_too_long_is_said_in_anthropics_words(
+async def test_a_context_that_is_too_long_has_anthropics_message(
     gateway: Gateway, lengths: ContextLengths, sentence: str
 ) -> None:
     gateway.responder.script = lambda request: [ContextLength("too long", lengths=lengths), None]

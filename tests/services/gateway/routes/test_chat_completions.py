@@ -165,7 +165,7 @@ async def test_fields_without_effect_are_accepted_on_both_routes(gateway: Gatewa
     assert (await gateway.post({**body, **nothing}, path)).status == 200
 
 
-async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
+async def test_an_invalid_field_is_named(gateway: Gateway) -> None:
     async def blamed(gateway: Gateway, **fields: Any) -> Any:
         answer = await chat(gateway, **fields)
         assert answer.status == 400, answer.body
@@ -198,7 +198,7 @@ async def test_another_method_is_not_allowed(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_events_say_how_their_tokens_came_if_asked(gateway: Gateway, path: str) -> None:
+async def test_events_have_the_origin_of_tokens_on_request(gateway: Gateway, path: str) -> None:
     origins: tuple[TokenOrigin, ...] = ("sampled", "drafted", "forced")
     parts = [
         Delta(0, start, word, [start], origin=origin)

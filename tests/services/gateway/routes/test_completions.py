@@ -113,7 +113,7 @@ async def test_an_error_of_the_pipeline_has_its_status(
     assert {name: answer.json["error"][name] for name in expected} == expected
 
 
-async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
+async def test_an_invalid_field_is_named(gateway: Gateway) -> None:
     async def blamed(gateway: Gateway, body: Any) -> Any:
         answer = await gateway.post(body)
         assert answer.status == 400

@@ -60,7 +60,7 @@ async def test_an_answer_has_the_figures_of_its_drafts_where_they_are_shown(
         assert figures["mean_acceptance_length"] == 2.5
 
 
-async def test_a_request_with_several_choices_has_none(gateway: Gateway) -> None:
+async def test_an_answer_with_several_choices_has_no_metrics(gateway: Gateway) -> None:
     drafted(gateway)
     path = "/v1/completions"
     gateway.app = Endpoint(APIS[path], gateway.client, 10_000, metrics=True)

@@ -11,7 +11,7 @@ from pagewire.shared.messages.heartbeat import UNLOADED, Heartbeat
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_problem_of_a_service_is_named_until_one_instance_has_none() -> None:
+async def test_a_services_problem_is_named_until_one_instance_is_well() -> None:
     bus = MemoryBus(MemoryBroker())
     changes: list[str] = []
     health = Health(bus, lambda: changes.append(health.missing()))
@@ -51,7 +51,7 @@ class Models:
         await self.bus.flush()
 
 
-async def test_requests_can_be_served_while_those_for_one_model_can() -> None:
+async def test_the_gateway_is_healthy_while_one_model_is_served() -> None:
     models = Models()
     await models.health.listen()
     await models.beat("a")
@@ -66,7 +66,7 @@ async def test_requests_can_be_served_while_those_for_one_model_can() -> None:
     assert models.health.missing() == "a: no tokenizer is ready; b: no tokenizer is ready"
 
 
-async def test_at_the_start_all_models_are_awaited_and_later_none_is() -> None:
+async def test_all_models_are_awaited_at_the_start_alone() -> None:
     models = Models(awaited=("a", "b"))
     await models.health.listen()
     await models.beat("a")

@@ -36,7 +36,7 @@ async def test_the_version_is_one_that_clients_accept(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", REFUSED)
-async def test_a_route_that_nothing_here_can_do_says_why(gateway: Gateway, path: str) -> None:
+async def test_an_unsupported_route_answers_with_its_reason(gateway: Gateway, path: str) -> None:
     answer = await gateway.post({"model": MODEL, "input": "x"}, path)
     assert (answer.status, answer.json) == (400, {"error": f"{path}: {REFUSED[path]}"})
 

@@ -12,7 +12,7 @@ def test_a_window_leaves_behind_the_entries_that_no_position_sees() -> None:
     assert GROUPS.first_seen(12) == [1, 2]
 
 
-def test_groups_without_a_window_hold_all() -> None:
+def test_groups_without_a_window_hold_all_entries() -> None:
     assert GROUPS.all_of(TABLE) == [10, 20, 30, 40]
     assert BlockGroups((0,), 4).all_of(TABLE) == TABLE
     assert BlockGroups((4,), 4).all_of(TABLE) == []

@@ -11,7 +11,7 @@ def test_the_block_that_is_free_longest_is_allocated_first() -> None:
     assert pool.allocate(4) == [*reversed(second), *reversed(first)]
 
 
-def test_the_tail_goes_before_the_head() -> None:
+def test_the_tail_of_a_sequence_is_reused_before_its_head() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     pool.free(blocks)

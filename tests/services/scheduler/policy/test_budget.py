@@ -40,12 +40,12 @@ def test_the_budget_settles_where_steps_meet_the_target(target_ms: float) -> Non
     assert late <= len(sizes) / 5
 
 
-def test_steps_that_take_very_long_are_few() -> None:
+def test_a_budget_has_few_very_long_steps_until_it_settles() -> None:
     sizes = settle(Budget(512, 4096, 100, 16), 13_000, 1400, 4096)
     assert sum(13_000 + 1400 * tokens > 200_000 for tokens in sizes) <= 3
 
 
-def test_halving_does_not_lead_below_the_target() -> None:
+def test_halving_leaves_the_budget_near_the_target() -> None:
     sizes = settle(Budget(512, 512, 100, 16), 40_000, 500, 512)
     assert min(sizes) * 500 + 40_000 >= 100_000 * 0.7
 
@@ -66,12 +66,12 @@ def test_the_budget_grows_fast_while_steps_are_very_short() -> None:
 
 
 @pytest.mark.parametrize("decodes", [1, 8, 100, 256])
-def test_however_long_steps_take_they_have_room_for_all_decodes_and_for_prompts(decodes: int) -> None:
+def test_a_step_of_any_length_has_room_for_all_decodes_and_for_prompts(decodes: int) -> None:
     sizes = settle(Budget(512, 4096, 50, 128), 10_000, 500_000, 4096, decodes=decodes)
     assert min(sizes) == sizes[-1] == decodes + 128
 
 
-def test_the_room_for_prompts_follows_what_ended_sequences_brought() -> None:
+def test_the_room_for_prompts_follows_the_mean_of_ended_sequences() -> None:
     budget = Budget(512, 4096, 50, 64, 4096)
     settle(budget, 10_000, 500_000, 4096)
     assert budget.tokens(32) == 32 + 64
@@ -125,7 +125,7 @@ def test_prompts_of_many_clients_wait_for_few_steps(clients: int, token_us: int,
     assert median(waits[2 * clients :]) <= 4
 
 
-def test_room_for_prompts_ends_at_the_ceiling() -> None:
+def test_the_room_for_prompts_ends_at_the_ceiling() -> None:
     budget = Budget(512, 600, 50, 128)
     settle(budget, 10_000, 500_000, 4096)
     assert budget.tokens(500) == 600
@@ -138,7 +138,7 @@ def test_while_nothing_decodes_steps_are_as_large_as_at_first() -> None:
     assert budget.tokens(0) == 512
 
 
-def test_small_steps_that_are_fast_say_nothing_about_large_ones() -> None:
+def test_fast_small_steps_do_not_change_the_budget() -> None:
     budget = Budget(1024, 1024, 10, 16)
     settle(budget, 2000, 200, 1024)
     small = budget.tokens(1)
@@ -155,7 +155,7 @@ def test_steps_of_an_older_and_larger_budget_shrink_it_once() -> None:
     assert budget.tokens(1) == once == 512
 
 
-def test_a_step_without_tokens_says_nothing() -> None:
+def test_a_step_without_tokens_does_not_change_the_budget() -> None:
     budget = Budget(1024, 1024, 10, 16)
     budget.observe(10**6, 0)
     assert budget.tokens(1) == 1024
@@ -188,7 +188,7 @@ def test_steps_without_a_target_have_the_sizes_that_devices_capture(decodes: int
     assert budget.tokens(decodes) in sizes or budget.tokens(decodes) > sizes[-1]
 
 
-def test_a_step_time_that_is_set_decides_alone() -> None:
+def test_a_configured_step_time_decides_the_budget_alone() -> None:
     limits = TermLimits(100, 16, 8, budget=4096, window=8, itl_target_ms=50.0, mixed_prompt_tokens=512)
     budget = budget_of(limits)
     budget.count(prompt_tokens=2000, output_tokens=2)

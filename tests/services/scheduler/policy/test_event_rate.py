@@ -13,7 +13,7 @@ def test_a_steady_rate_is_measured_from_the_first_seconds_on() -> None:
             assert rate.at(now) == pytest.approx(10.0, rel=0.05)
 
 
-def test_it_falls_when_nothing_happens() -> None:
+def test_the_rate_falls_without_events() -> None:
     rate = EventRate(0.0)
     for second in range(1, 101):
         rate.add(10, float(second))
@@ -22,7 +22,7 @@ def test_it_falls_when_nothing_happens() -> None:
     assert rate.at(100.0 + 20 * TAU) < 0.001
 
 
-def test_several_at_once_count_each() -> None:
+def test_events_at_one_moment_count_each() -> None:
     rate = EventRate(0.0)
     rate.add(30, 1.0)
     assert rate.at(1.0) == pytest.approx(31.5, rel=0.01)

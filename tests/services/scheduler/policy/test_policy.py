@@ -181,7 +181,7 @@ def test_blocks_reserved_for_a_prompt_admit_no_other_sequence() -> None:
 
 
 @pytest.mark.parametrize("windows", [(8,), (0, 8, 8)])
-def test_a_prompt_with_windows_holds_what_they_see_and_ends_under_any_budget(windows: tuple[int, ...]) -> None:
+def test_a_prompt_holds_its_windows_and_ends_under_any_budget(windows: tuple[int, ...]) -> None:
     engine = make_engine(windows=windows, budget=8, num_blocks=64 * len(windows))
     engine.policy.budget = Budget(64, 64, math.inf)  # as a budget that has grown
     most = engine.policy.limits.entries_of(8)
@@ -254,7 +254,7 @@ def test_a_pool_too_small_for_all_preempts_the_youngest_and_loses_nothing() -> N
     assert last.state is SequenceState.FINISHED
 
 
-def test_the_oldest_is_never_preempted() -> None:
+def test_the_oldest_sequence_is_never_preempted() -> None:
     engine = make_engine(num_blocks=10, budget=32)
     oldest = engine.add([1] * 6, max_tokens=30)
     for i in range(4):
@@ -269,7 +269,7 @@ def test_the_oldest_is_never_preempted() -> None:
     assert engine.policy.preemptions > 0
 
 
-def test_tokens_of_steps_before_a_preemption_are_kept_and_readmission_waits_for_the_answer() -> None:
+def test_tokens_before_a_preemption_are_kept_and_readmission_waits() -> None:
     engine = make_engine(num_blocks=8, budget=32, window=4)
     engine.add([1] * 8, max_tokens=20)
     young = engine.add([2] * 8, max_tokens=20)
@@ -563,7 +563,7 @@ def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
     engine.assert_exact()
 
 
-def test_a_prompt_without_decodes_beside_it_is_computed_in_steps_of_the_usual_size() -> None:
+def test_a_prompt_without_decodes_is_computed_in_steps_of_the_usual_size() -> None:
     engine = make_engine(budget=400, max_budget=800, num_blocks=2000)
     engine.add([1] * 6000, max_tokens=2)
     assert set(totals_at(engine, us_per_token=1500, rounds=4)) == {400}

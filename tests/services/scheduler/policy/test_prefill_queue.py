@@ -13,7 +13,7 @@ def order(prompts: PrefillQueue, num_steps: int) -> list[int]:
     return [one.slot for one in prompts.in_order(num_steps)]
 
 
-def test_the_shortest_goes_first() -> None:
+def test_the_shortest_prompt_goes_first() -> None:
     assert order(queue(sequence(30), sequence(10), sequence(20)), 0) == [1, 2, 0]
     assert order(queue(sequence(30)), 0) == [0]
 
@@ -35,7 +35,7 @@ def test_only_tokens_computed_before_a_prompt_count() -> None:
     assert prompts.cutoff(131) == NO_CUTOFF
 
 
-def test_a_better_priority_is_computed_before() -> None:
+def test_a_prompt_of_a_better_priority_is_computed_first() -> None:
     prompts = queue(sequence(100, priority=-1), sequence(10, priority=1))
     assert prompts.cutoff(100) == (-1, 100)
     assert prompts.cutoff(101) == (1, 10)

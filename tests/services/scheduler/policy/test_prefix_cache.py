@@ -131,7 +131,7 @@ def test_no_sequence_waits_for_one_that_has_gone() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_run_that_came_to_nothing_makes_room_for_the_next(steps: int) -> None:
+def test_an_unfinished_prompt_leaves_no_prefix_and_blocks_no_other(steps: int) -> None:
     cache = Cache()
     one = cache.begin(TEXT)
     cache.compute(one, steps)
@@ -141,7 +141,7 @@ def test_a_run_that_came_to_nothing_makes_room_for_the_next(steps: int) -> None:
     assert len(cache.match(TEXT) or []) == 4
 
 
-def test_a_block_that_was_given_away_is_known_no_more_nor_what_lies_behind_it() -> None:
+def test_a_reused_block_and_its_successors_are_no_longer_matched() -> None:
     cache = Cache(blocks=6)
     one = cache.run(TEXT)
     other = cache.pool.allocate(3)  # one was never used, then the tail

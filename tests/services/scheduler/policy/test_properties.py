@@ -427,12 +427,12 @@ def check(examples: int, *, shrink: bool = True) -> None:
     )
 
 
-def test_nothing_breaks_an_invariant() -> None:
+def test_random_events_break_no_invariant() -> None:
     check(100)
 
 
 @pytest.mark.full
-def test_nothing_breaks_an_invariant_in_many_runs() -> None:
+def test_random_events_break_no_invariant_in_many_runs() -> None:
     check(2000)
 
 

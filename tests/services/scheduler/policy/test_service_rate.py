@@ -123,7 +123,7 @@ def test_requests_that_become_longer_are_noticed_before_they_end() -> None:
     assert machine.estimate() <= SLOTS * SPEED / 900
 
 
-def test_fewer_slots_than_there_are_where_the_blocks_do_not_last() -> None:
+def test_the_rate_counts_fewer_slots_where_the_blocks_do_not_last() -> None:
     rate = ServiceRate(64)
     for _ in range(1000):
         rate.observe(STEP, 10, 20, waiting=True)
@@ -134,7 +134,7 @@ def test_fewer_slots_than_there_are_where_the_blocks_do_not_last() -> None:
     assert rate.concurrency == 30
 
 
-def test_requests_that_have_begun_together_are_young() -> None:
+def test_requests_that_began_together_count_as_young() -> None:
     rate = ServiceRate(4)
     assert rate.youth(0) == 0, "nobody knows how long they are"
     rate.end(100)

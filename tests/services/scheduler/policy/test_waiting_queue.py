@@ -26,12 +26,12 @@ def serve(queue: WaitingQueue, count: int) -> list[Sequence]:
     return served
 
 
-def test_equals_go_in_order_of_arrival() -> None:
+def test_requests_of_equal_priority_go_in_order_of_arrival() -> None:
     first, second, third = (sequence() for _ in range(3))
     assert list(queue_of(third, first, second).in_order()) == [first, second, third]
 
 
-def test_a_better_priority_goes_first() -> None:
+def test_a_request_of_a_better_priority_goes_first() -> None:
     late = sequence(priority=-1, arrival_time=5.0)
     assert next(queue_of(sequence(arrival_time=1.0), late).in_order()) is late
 

@@ -77,9 +77,7 @@ def is_whole(reference: str | None, arguments: dict[str, Any]) -> bool:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_publishers_template_gives_what_transformers_gives(
-    name: str, tokenizer: PreTrainedTokenizerFast
-) -> None:
+async def test_a_publishers_template_renders_like_transformers(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
     refused = set()
     async with ChatRenderer(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL)) as renderer:
         for title, arguments in CONVERSATIONS.items():
@@ -105,7 +103,7 @@ def laid_out(template: str, *messages: dict[str, Any], **fields: Any) -> str:
     return ChatTemplate(chat_environment(), template, SPECIAL).render(Conversation(list(messages), **fields))
 
 
-def test_a_template_that_only_iterates_over_content_is_given_a_text_as_a_part() -> None:
+def test_a_template_that_iterates_over_content_gets_a_text_as_a_part() -> None:
     template = "{% for m in messages %}{% for c in m['content'] %}[{{ c['text'] }}]{% endfor %}{% endfor %}"
     assert laid_out(template, said("user", "Hi."), said("user", parts("a", "b"))) == "[Hi.][a][b]"
 
@@ -154,7 +152,7 @@ def test_a_final_message_that_is_not_shown_cannot_be_continued(template: str, fi
         laid_out(template, said("assistant", final), add_generation_prompt=False, continue_final_message=True)
 
 
-def test_nothing_of_the_mark_is_left() -> None:
+def test_no_mark_is_left_in_the_prompt() -> None:
     template = "{% for m in messages %}{{ m.content | trim }}</s>{% endfor %}"
     text = laid_out(template, said("assistant", "Once \n"), add_generation_prompt=False, continue_final_message=True)
     assert text == "Once"

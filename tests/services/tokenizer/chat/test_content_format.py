@@ -12,7 +12,7 @@ def found(template: str) -> ContentFormat:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_publishers_templates(name: str) -> None:
+def test_publishers_templates_take_the_known_content_formats(name: str) -> None:
     assert found(source(name)) == (BOTH if name in TAKE_PARTS else TEXT)
 
 
@@ -28,7 +28,7 @@ def test_publishers_templates(name: str) -> None:
         "{% macro show(text) %}{{ text }}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% endfor %}",
     ],
 )
-def test_content_that_is_only_shown(template: str) -> None:
+def test_content_that_is_only_shown_is_taken_as_text(template: str) -> None:
     assert found(template) == TEXT
 
 
@@ -51,7 +51,7 @@ def test_content_that_is_only_shown(template: str) -> None:
         "{% for m in messages %}{{ show(1, c=m.content) }}{% endfor %}",
     ],
 )
-def test_content_that_is_iterated_over(loop: str) -> None:
+def test_content_that_is_iterated_over_is_taken_as_parts(loop: str) -> None:
     assert found(loop) == PARTS
     asks = "{% if messages[0].content is string %}{% endif %}"
     assert found(asks + loop) == BOTH

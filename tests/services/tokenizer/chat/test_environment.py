@@ -52,7 +52,7 @@ def test_a_template_can_refuse() -> None:
         rendered("{{ raise_exception('roles must alternate') }}")
 
 
-def test_namespaces_and_dictionaries() -> None:
+def test_templates_may_use_namespaces_and_dictionaries() -> None:
     template = "{% set n = namespace(a=1, self=2) %}{% set n.a = n.a + n.self %}{{ n.a }}{{ dict(b=2) }}"
     assert rendered(template) == "3{'b': 2}"
     assert rendered("{{ dict.fromkeys('ab', 0) }}") == "{'a': 0, 'b': 0}"

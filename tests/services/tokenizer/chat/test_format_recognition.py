@@ -75,7 +75,7 @@ def test_a_setting_comes_before_the_template() -> None:
     assert (off.tool_calls, off.reasoning, off.takes_tools) == ("", "", True)
 
 
-def test_which_models_take_tools() -> None:
+def test_tools_are_taken_where_template_or_setting_has_a_format() -> None:
     native = find(Settings(), default=PLAIN, tool_use=LLAMA + SHOWS)
     assert (native.tool_calls, native.takes_tools, native.tools_as_text) == ("llama3_json", True, False)
     assert find(Settings(tool_call_parser="mistral"), default=PLAIN).takes_tools

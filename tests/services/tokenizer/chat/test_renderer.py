@@ -104,7 +104,7 @@ async def test_the_loop_runs_on_meanwhile() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_somebody_kills_is_replaced() -> None:
+async def test_a_worker_that_is_killed_is_replaced() -> None:
     async with rendering(SWITCH) as renderer:
         pid = await successor(renderer, None)
         for _ in range(2):
@@ -114,7 +114,7 @@ async def test_a_worker_that_somebody_kills_is_replaced() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_is_killed_at_work_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_is_killed_at_work_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagewire.services.tokenizer.chat.renderer.ANSWER_WITHIN", 60)
     slow = "{% for i in range(400000 // 10) %}{% for j in range(20) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
     async with rendering(slow) as renderer:
@@ -139,7 +139,7 @@ async def test_a_request_that_is_given_up_does_not_disturb_the_others() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer_module, "MAX_WAITING", 3)
     async with rendering(SWITCH) as renderer:
         tasks = [asyncio.create_task(renderer.render(ask(str(number)))) for number in range(4)]
@@ -213,7 +213,7 @@ async def test_a_broken_template_is_refused_and_not_tried_again(broken: str) -> 
 
 
 @pytest.mark.anyio
-async def test_where_no_process_can_be_started_requests_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_worker_process_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> None:
         raise OSError("no more processes")
 
@@ -229,7 +229,7 @@ async def test_where_no_process_can_be_started_requests_are_told_so(monkeypatch:
 
 
 @pytest.mark.anyio
-async def test_it_can_end_at_any_moment() -> None:
+async def test_a_renderer_can_end_at_any_moment() -> None:
     """While a worker starts, works, is replaced; a child that is left would be a warning, which is an error here."""
     for turns in range(60):
         async with rendering(SWITCH) as renderer:

@@ -52,7 +52,7 @@ def rules(source: str) -> MessageRules:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_the_rules_of_a_publishers_template(name: str) -> None:
+def test_a_publishers_template_has_the_known_rules(name: str) -> None:
     found = rules((TEMPLATES / f"{name}.jinja").read_text())
     default = msgspec.structs.asdict(MessageRules())
     others = {key: value for key, value in msgspec.structs.asdict(found).items() if value != default[key]}

@@ -19,7 +19,7 @@ from tests.services.tokenizer.chat.conversations import ANSWER, CALL, QUESTION, 
 from tests.support.model_folders import TEMPLATES
 
 
-def test_a_call_in_the_history_is_what_the_reader_reads_as_one() -> None:
+def test_a_call_in_the_history_is_written_as_the_parser_reads_it() -> None:
     message = said("assistant", "Wait.", tool_calls=[CALL, CALL])
     (turn,) = with_text_tools([message], [])
     assert "tool_calls" not in turn

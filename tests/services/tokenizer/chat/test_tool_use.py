@@ -65,7 +65,7 @@ def test_the_format_follows_the_choice() -> None:
     assert form(tools=[TIME], tool_choice="none") == ChatFormat(reasoning="think")
 
 
-def test_whether_the_prompt_has_begun_the_reasoning() -> None:
+def test_a_prompt_may_have_begun_the_reasoning() -> None:
     def opened(prompt: str, **fields: Any) -> bool:
         chat_form = form(prompt=prompt, **fields)
         assert chat_form is not None
@@ -100,7 +100,7 @@ def test_the_grammar_of_a_named_tool_is_that_of_its_arguments() -> None:
     assert tool_grammar([TIME], ToolChoice(FunctionName("get_time")), single=True) == {"type": "object"}
 
 
-def test_the_grammar_of_required_calls_has_every_tool_with_references_of_its_own() -> None:
+def test_the_grammar_of_required_calls_has_every_tool_and_its_references() -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"anyOf": [{"$ref": "#"}, {"const": 1}]}}}
     tree = {"type": "function", "function": {"name": "tree", "parameters": parameters}}
     schema = tool_grammar([TIME, tree], None, single=True)

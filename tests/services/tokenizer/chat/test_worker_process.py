@@ -30,7 +30,7 @@ async def test_a_worker_that_waits_for_a_core_has_more_time(monkeypatch: pytest.
             assert not (await asking).refusal
 
 
-async def test_a_worker_that_waits_for_nothing_is_given_up() -> None:
+async def test_a_worker_that_waits_for_no_core_is_given_up() -> None:
     async with worker_process(lambda: None) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
         with pytest.raises(TimeoutError):

@@ -49,7 +49,7 @@ def wait(load: Load, rank: int = NORMAL, others: float = 0.0) -> float:
     return seconds
 
 
-def test_it_is_what_is_ahead_by_the_rate() -> None:
+def test_the_wait_is_the_requests_ahead_by_the_rate() -> None:
     assert wait(BUSY) == 10
     assert wait(BUSY, others=10) == 12
     assert wait(replace(BUSY, delay=3.0)) == 13
@@ -62,31 +62,31 @@ def test_free_slots_are_taken_at_once() -> None:
     assert wait(Load()) == 0
 
 
-def test_without_a_rate_nobody_knows() -> None:
+def test_without_a_rate_the_wait_is_unknown() -> None:
     assert expected_wait(replace(BUSY, rate=0), NORMAL) is None
     assert expected_wait(replace(BUSY, rate=0, free=50), NORMAL) == 0
 
 
-def test_urgent_requests_that_come_later_overtake_for_a_while() -> None:
+def test_later_urgent_requests_overtake_for_a_while() -> None:
     assert wait(Load((0, 9, 0), (3.0, 2.0, 0), 5.0, 0)) == 5, "two of five starts are left"
     drowned = Load((0, 49, 0), (5.0, 0, 0), 5.0, 0)
     assert wait(drowned) == 10 + AGEING
 
 
 @given(loads, st.integers(0, 2), counts)
-def test_less_urgent_requests_do_not_count(load: Load, rank: int, others: float) -> None:
+def test_less_urgent_requests_do_not_add_to_the_wait(load: Load, rank: int, others: float) -> None:
     above = replace(load, waiting=[*load.waiting[: rank + 1], 0, 0][:3], starts=[*load.starts[: rank + 1], 0, 0][:3])
     assert expected_wait(load, rank, others) == expected_wait(above, rank, others)
 
 
 @given(loads, st.integers(0, 2), counts)
-def test_it_grows_with_what_is_ahead_and_shrinks_with_the_rate(load: Load, rank: int, more: float) -> None:
+def test_the_wait_grows_with_requests_ahead_and_shrinks_with_the_rate(load: Load, rank: int, more: float) -> None:
     assert 0 <= wait(load, rank) <= wait(load, rank, more)
     assert wait(replace(load, rate=load.rate * 2), rank) <= wait(load, rank) * (1 + 1e-9)
 
 
 @given(loads)
-def test_the_urgent_wait_least(load: Load) -> None:
+def test_urgent_requests_wait_least(load: Load) -> None:
     waits = [wait(load, rank) for rank in range(3)]
     assert waits == sorted(waits)
 
@@ -111,7 +111,7 @@ def test_a_stored_request_that_has_not_started_waits() -> None:
     assert load == Load([1, 40, 0], [0.5, 3, 0], 10.0, 3.0, 9, 3.0)
 
 
-def test_a_replica_that_has_just_begun_is_taken_for_one_like_the_others() -> None:
+def test_a_new_replica_counts_with_the_rate_of_the_others() -> None:
     counted, begun, idle = report(stored=(0, 0, 0)), report("b", rate=0, free=8), report("c", rate=0, free=0)
     assert combine([counted, begun], counted, before=0).rate == 10
     assert combine([counted, idle], counted, before=0).rate == 5, "it has no executor"
@@ -176,7 +176,7 @@ async def test_a_request_that_could_not_start_before_its_deadline_is_refused(mon
     assert "timeout_ms" in str(scene.admission.refusal(0, 100))
 
 
-async def test_priorities_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_overload_refuses_background_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(monkeypatch)
     scene = await Scene().start()
     await scene.say(report(stored=(0, 20, 1000)))
@@ -203,7 +203,7 @@ async def test_a_stored_request_counts_until_a_report_counts_it(monkeypatch: pyt
     assert scene.admission.retry_after_ms(0) == 1200, "the store is a new one"
 
 
-async def test_the_other_tokenizers_have_sent_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_tokenizer_assumes_that_the_others_sent_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen(monkeypatch)
     scene = await Scene().start()
     for name in ("t1", "t2", "t3"):
@@ -216,7 +216,7 @@ async def test_the_other_tokenizers_have_sent_as_much(monkeypatch: pytest.Monkey
     assert scene.admission.retry_after_ms(0) == 6200
 
 
-async def test_between_reports_requests_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_assumed_to_start_between_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     now = frozen(monkeypatch)
     scene = await Scene().start()
     await scene.say(report(stored=(0, 49, 0)))
@@ -246,7 +246,7 @@ async def test_other_models_and_unreadable_reports_do_not_count() -> None:
     assert not scene.admission.may_refuse
 
 
-async def test_the_time_to_come_back_is_bounded() -> None:
+async def test_the_retry_time_is_bounded() -> None:
     scene = await Scene().start()
     assert scene.admission.retry_after_ms(0) == MIN_RETRY_MS
     await scene.say(report(stored=(0, 1000, 0), rate=0))

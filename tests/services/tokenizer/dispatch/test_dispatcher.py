@@ -118,7 +118,7 @@ async def test_without_a_detokenizer_nothing_is_stored(scene: Scene, monkeypatch
     assert await scene.stored() == []
 
 
-async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
+async def test_a_detokenizer_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
     await scene.start(scene.first, scene.second)
     scene.first.beat(ready=False)
     await scene.bus.flush()
@@ -126,7 +126,7 @@ async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
     assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
 
 
-async def test_one_that_awaits_its_successor_is_chosen_while_no_other_is_ready(scene: Scene) -> None:
+async def test_a_draining_detokenizer_is_chosen_while_no_other_is_ready(scene: Scene) -> None:
     await scene.start(scene.first, scene.second)
     scene.first.beat(ready=False, draining=True, awaits_successor=True)
     await scene.bus.flush()
@@ -178,7 +178,7 @@ async def test_a_detokenizer_is_asked_again_when_the_tokenizer_itself_was_frozen
     assert len(scene.first.opened) == 1
 
 
-async def test_the_next_best_takes_over_from_one_that_has_just_gone(
+async def test_the_next_detokenizer_in_rank_replaces_one_that_has_just_gone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
@@ -189,7 +189,7 @@ async def test_the_next_best_takes_over_from_one_that_has_just_gone(
     assert work.detokenizer == scene.second.instance
 
 
-async def test_one_that_moves_to_another_server_is_waited_for(scene: Scene) -> None:
+async def test_a_detokenizer_that_moves_to_another_server_is_waited_for(scene: Scene) -> None:
     await scene.start()
     scene.first.beat()
     scene.second.beat()
@@ -237,7 +237,9 @@ async def test_records_that_have_no_leader_are_waited_for(scene: Scene) -> None:
     assert await dispatching is Outcome.STORED
 
 
-async def test_an_abort_waits_for_a_detokenizer_that_moves(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abort_is_repeated_until_a_moving_detokenizer_is_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatcher, "ABORT_INTERVAL", 0.01)
     await scene.start(scene.first)
     refuse_work(scene, monkeypatch, RequestTimeout("no acknowledgement"))
@@ -253,7 +255,9 @@ async def test_an_abort_waits_for_a_detokenizer_that_moves(scene: Scene, monkeyp
     assert len(scene.first.aborted) == 1
 
 
-async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_detokenizer_left_the_request_is_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
     monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start(scene.first)
@@ -337,7 +341,9 @@ async def test_work_that_is_not_stored_is_aborted(
     assert abort.message
 
 
-async def test_the_client_is_told_why_the_store_refuses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_of_the_store_reaches_the_client_with_its_reason(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await scene.start(scene.first)
     refuse_work(scene, monkeypatch, StorageRefused("pagewire.work.m", "insufficient resources"))
     await scene.dispatch()
@@ -374,7 +380,7 @@ async def test_an_abort_is_repeated_until_it_arrives(scene: Scene, monkeypatch: 
     assert [abort.error for abort in scene.first.aborted] == ["unavailable"]
 
 
-async def test_if_nobody_answers_the_abort_the_client_is_told_here(
+async def test_an_unanswered_abort_ends_the_request_as_unavailable(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
@@ -415,7 +421,7 @@ async def test_a_request_waits_for_a_detokenizer_that_restarts(scene: Scene) -> 
     assert await dispatching is Outcome.STORED
 
 
-async def test_the_successor_of_one_that_dies_before_it_answers_opens_the_stream(
+async def test_the_successor_of_a_dead_detokenizer_opens_the_unanswered_stream(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
@@ -429,7 +435,7 @@ async def test_the_successor_of_one_that_dies_before_it_answers_opens_the_stream
     assert work.detokenizer == scene.second.instance
 
 
-async def test_the_work_carries_what_opens_the_stream_elsewhere(scene: Scene) -> None:
+async def test_a_work_item_carries_the_message_that_opens_its_stream(scene: Scene) -> None:
     await scene.start(scene.first)
     await scene.dispatch()
     (work,) = await scene.stored()
@@ -474,7 +480,7 @@ async def test_a_stream_that_may_be_open_is_kept_through_a_restart_of_the_broker
     assert work.detokenizer == scene.first.instance
 
 
-async def test_one_that_has_not_subscribed_again_yet_is_not_gone(scene: Scene) -> None:
+async def test_a_detokenizer_that_has_not_yet_resubscribed_is_waited_for(scene: Scene) -> None:
     await scene.start(scene.first)
     await scene.first.bus.close()
     dispatching = asyncio.create_task(scene.dispatch())
@@ -498,7 +504,7 @@ async def test_requests_wait_for_the_successor_of_a_detokenizer_that_drains(scen
 
 
 @pytest.mark.parametrize("state", [OpenState.ABSENT, OpenState.ATTACHED])
-async def test_a_server_that_stops_takes_only_what_it_has_accepted(scene: Scene, state: OpenState) -> None:
+async def test_a_stopping_tokenizer_only_joins_streams_that_are_open(scene: Scene, state: OpenState) -> None:
     await scene.start(scene.first, scene.second)
     scene.first.state, scene.second.state = OpenState.ABSENT, state
     scene.dispatcher.stopping = True

@@ -58,29 +58,29 @@ def test_the_chosen_replica_has_most_of_the_prefix(name: str, fleet: list[Replic
 
 
 @given(st.text(max_size=8), replicas(), st.randoms())
-def test_every_tokenizer_that_knows_the_same_chooses_the_same(name: str, fleet: list[Replica], draw: object) -> None:
+def test_tokenizers_with_equal_knowledge_choose_one_replica(name: str, fleet: list[Replica], draw: object) -> None:
     shuffled = list(fleet)
     draw.shuffle(shuffled)  # type: ignore[attr-defined]
     assert route(name, HASHES, fleet) == route(name, HASHES, shuffled)
 
 
 @given(replicas(least=0).map(lambda fleet: fleet[:1]))
-def test_one_replica_or_none_is_no_choice(fleet: list[Replica]) -> None:
+def test_fewer_than_two_replicas_leave_no_choice(fleet: list[Replica]) -> None:
     assert route("r", HASHES, fleet) == ANY
 
 
-def test_the_least_busy_takes_what_nobody_knows() -> None:
+def test_the_least_busy_replica_takes_an_uncached_prompt() -> None:
     idle, working = Replica("idle", 64, 1, set()), Replica("working", 64, 5, set())
     assert route("r", HASHES, [working, idle]) == "idle"
 
 
-def test_where_all_are_full_the_first_with_room_takes_what_nobody_knows() -> None:
+def test_where_all_are_full_the_first_with_room_takes_an_uncached_prompt() -> None:
     full = [Replica(name, 4, 4, set()) for name in "ab"]
     assert route("r", HASHES, full) == ANY
     assert route("r", HASHES, [full[0], Replica("c", 4, 4, {HASHES[0]})]) == "c"
 
 
-def test_equals_are_chosen_about_as_often() -> None:
+def test_equal_replicas_are_chosen_about_as_often() -> None:
     same = [Replica(name, 64, 3, set()) for name in "abcd"]
     targets = [route(f"r{i}", HASHES, same) for i in range(400)]
     assert min(targets.count(name) for name in "abcd") > 50
@@ -130,17 +130,17 @@ async def scene() -> Scene:
     return scene
 
 
-async def test_nothing_known_goes_to_any() -> None:
+async def test_without_a_known_replica_work_goes_to_any() -> None:
     bus = MemoryBus(MemoryBroker())
     assert ReplicaRouter(bus, Peers(bus), "m").choose(work()) == subjects.ANY
 
 
-async def test_the_one_that_has_the_prefix_gets_it(scene: Scene) -> None:
+async def test_the_replica_that_has_the_prefix_gets_the_work(scene: Scene) -> None:
     await scene.tell("b", prefix_hashes(PROMPT)[:2])
     assert all(scene.router.choose(work(f"r{i}")) == "b" for i in range(5))
 
 
-async def test_a_prefix_of_another_salt_is_no_reason_to_go_there(scene: Scene) -> None:
+async def test_a_prefix_of_another_salt_attracts_no_work(scene: Scene) -> None:
     await scene.tell("a", prefix_hashes(PROMPT))
     await scene.tell("b", prefix_hashes(PROMPT, "ours"))
     assert all(scene.router.choose(work(f"r{i}", salt="ours")) == "b" for i in range(5))
@@ -156,13 +156,13 @@ async def test_a_routed_request_counts_until_the_next_heartbeat(scene: Scene) ->
     assert scene.router.choose(work()) == "b"
 
 
-async def test_waiting_sequences_are_load(scene: Scene) -> None:
+async def test_waiting_sequences_count_as_load(scene: Scene) -> None:
     await scene.tell("b", prefix_hashes(PROMPT))
     await scene.beat("b", running=3, waiting=20)
     assert scene.router.choose(work()) == "a"
 
 
-async def test_one_that_is_not_ready_or_of_another_model_is_no_target(scene: Scene) -> None:
+async def test_a_replica_that_is_not_ready_or_of_another_model_is_no_target(scene: Scene) -> None:
     await scene.beat("c", ready=True)
     await scene.tell("c", prefix_hashes(PROMPT), model="other")
     await scene.tell("d", prefix_hashes(PROMPT))
@@ -170,7 +170,7 @@ async def test_one_that_is_not_ready_or_of_another_model_is_no_target(scene: Sce
     assert scene.router.choose(work()) in {"a", "b"}
 
 
-async def test_a_silent_one_is_no_target(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_replica_is_no_target(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic() + SILENCE
     monkeypatch.setattr("pagewire.shared.process.peers.time.monotonic", lambda: now)
     assert scene.router.choose(work()) == subjects.ANY
@@ -179,7 +179,7 @@ async def test_a_silent_one_is_no_target(scene: Scene, monkeypatch: pytest.Monke
     assert scene.router.choose(work()) == subjects.ANY, "one is no choice"
 
 
-async def test_a_peer_that_cannot_be_understood_is_not_there(scene: Scene) -> None:
+async def test_a_replica_with_unreadable_messages_is_no_target(scene: Scene) -> None:
     scene.bus.publish(f"{subjects.PREFIXES}.m.a", b"\x01nonsense")
     scene.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"\x63")
     await scene.bus.flush()

@@ -65,7 +65,7 @@ def test_the_opening_has_every_field_that_the_detokenizer_needs() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=100), min_size=1, max_size=4))
-def test_the_stream_gets_tails_and_the_queue_everything(prompts: list[list[int]]) -> None:
+def test_an_opening_has_the_tails_of_prompts_and_a_work_item_all_of_them(prompts: list[list[int]]) -> None:
     request = GenerateRequest(prompt=prompts, priority=-3, user="ann", cache_salt="s")
     opening = open_stream(encoded(request, prompts), DEADLINE, timeout_ms=1, secret=b"")
     work = work_item(encoded(request, prompts), DEADLINE)

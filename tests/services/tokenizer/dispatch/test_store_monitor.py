@@ -36,7 +36,7 @@ async def monitor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     await asyncio.wait({running})
 
 
-async def test_a_change_is_told_once(monitor: Watched) -> None:
+async def test_a_change_of_the_store_is_reported_once(monitor: Watched) -> None:
     await monitor.checked()
     monitor.store.refusal = StorageRefused("x", "insufficient resources")
     await monitor.checked()
@@ -49,7 +49,7 @@ async def test_a_change_is_told_once(monitor: Watched) -> None:
 @pytest.mark.parametrize(
     ("error", "refusal"), [(RequestTimeout("no reply"), "no answer"), (ConnectionLost("no connection"), "")]
 )
-async def test_silence_is_a_refusal_and_a_lost_connection_is_none(
+async def test_a_silent_store_refuses_and_a_lost_connection_does_not(
     monitor: Watched, error: BusError, refusal: str
 ) -> None:
     monitor.store.refusal = error

@@ -18,7 +18,7 @@ def completed(defaults: GenerationDefaults, encoding: Encoding = Encoding.JSON, 
 
 
 @pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.MSGPACK])
-def test_only_what_is_left_out_is_filled_in(encoding: Encoding) -> None:
+def test_defaults_fill_in_omitted_parameters_alone(encoding: Encoding) -> None:
     defaults = generation_defaults(OWN, 100)
     assert completed(defaults, encoding) == SamplingParams(temperature=0.7, top_p=0.8, top_k=20)
     assert completed(defaults, encoding, top_p=1.0, seed=3) == SamplingParams(temperature=0.7, top_k=20, seed=3)

@@ -31,7 +31,7 @@ def refused(**fields: Any) -> str:
     return caught.value.message
 
 
-def test_a_request_is_what_it_asks_for() -> None:
+def test_a_valid_request_yields_its_prompts() -> None:
     assert validate(GenerateRequest(prompt="x"), 100) == TextPrompts(["x"])
     assert validate(GenerateRequest(prompt=[1]), 100) == TokenPrompts([[1]])
 
@@ -90,24 +90,24 @@ def refused_prompt(request: GenerateRequest) -> str:
     return caught.value.message
 
 
-def test_one_text() -> None:
+def test_a_text_is_one_prompt() -> None:
     assert prompts_of(GenerateRequest(prompt="hello")) == TextPrompts(["hello"])
 
 
-def test_one_list_of_ids() -> None:
+def test_a_list_of_ids_is_one_prompt() -> None:
     assert prompts_of(GenerateRequest(prompt=[1, 2, 3])) == TokenPrompts([[1, 2, 3]])
 
 
-def test_several_texts() -> None:
+def test_several_texts_are_several_prompts() -> None:
     assert prompts_of(GenerateRequest(prompt=["a", "b"])) == TextPrompts(["a", "b"])
     assert prompts_of(GenerateRequest(prompt=["a"])) == TextPrompts(["a"])
 
 
-def test_several_lists_of_ids() -> None:
+def test_several_lists_of_ids_are_several_prompts() -> None:
     assert prompts_of(GenerateRequest(prompt=[[1], [2, 3]])) == TokenPrompts([[1], [2, 3]])
 
 
-def test_a_conversation() -> None:
+def test_a_conversation_is_one_prompt() -> None:
     assert prompts_of(GenerateRequest(messages=[TURN])) == ChatPrompt(
         Conversation([{"role": "user", "content": "hello"}])
     )
@@ -117,11 +117,11 @@ def test_a_conversation() -> None:
     "request_",
     [GenerateRequest(), GenerateRequest(prompt="x", messages=[TURN]), GenerateRequest(prompt="", messages=[])],
 )
-def test_neither_or_both_are_refused(request_: GenerateRequest) -> None:
+def test_prompt_and_messages_exclude_each_other(request_: GenerateRequest) -> None:
     assert refused_prompt(request_) == "give exactly one of prompt and messages"
 
 
-def test_nothing_at_all_is_refused() -> None:
+def test_an_empty_prompt_or_conversation_is_refused() -> None:
     assert "messages is empty" in refused_prompt(GenerateRequest(messages=[]))
     assert "prompt is empty" in refused_prompt(GenerateRequest(prompt=[]))
 
@@ -165,7 +165,7 @@ def test_ids_that_pass_are_inside_the_vocabulary(prompts: list[list[int]]) -> No
 LIMITS = RequestLimits(max_model_len=100, vocab_size=1000, max_payload=1 << 20)
 
 
-def test_the_requests_own_number() -> None:
+def test_a_request_may_limit_its_own_tokens() -> None:
     assert tokens_to_generate([10, 20], SamplingParams(max_tokens=5), LIMITS) == 5
 
 
@@ -187,7 +187,7 @@ def test_a_prompt_that_fills_the_context_is_refused(length: int) -> None:
         check_tokens([[1], [1] * length], LIMITS)
 
 
-def test_tokens_beyond_the_context_are_refused_with_what_fits() -> None:
+def test_tokens_beyond_the_context_are_refused_with_the_number_that_fits() -> None:
     with pytest.raises(ContextLength, match="at most 39"):
         tokens_to_generate([5, 61], SamplingParams(max_tokens=40), LIMITS)
 
@@ -211,7 +211,7 @@ def test_beams_count_like_completions_but_are_no_part_of_the_result() -> None:
         tokens_to_generate([1] * 17, SamplingParams(beam_width=MAX_SEQUENCES // 16), LIMITS)
 
 
-def test_a_result_that_could_not_fit_is_refused_with_what_does() -> None:
+def test_a_result_too_large_for_a_message_is_refused_with_its_limit() -> None:
     limits = RequestLimits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
     assert tokens_to_generate([10], SamplingParams(max_tokens=1000), limits) == 1000
     assert tokens_to_generate([10], SamplingParams(max_tokens=500, n=2), limits) == 500

@@ -15,8 +15,8 @@ from pagewire.services.tokenizer.validation.schema_keywords import HOSTNAME, MOS
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 from tests.support.schemas import checker, draw, takes
-from tools.experiments.random_values import Unfinished
-from tools.experiments.schemas import validator
+from tools.experiments.correctness.inputs.random_values import Unfinished
+from tools.experiments.correctness.schemas import validator
 
 NUMBER = {"type": "number"}
 
@@ -94,7 +94,7 @@ LINES = [json.loads(line) for line in GENERATED.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line["name"])
-def test_what_the_grammar_of_a_generated_schema_takes_is_valid(line: dict[str, Any]) -> None:
+def test_values_of_a_generated_schemas_grammar_are_valid(line: dict[str, Any]) -> None:
     """`python -m tools.experiments schemas` draws many more."""
     params = StructuredOutputsParams(json=line["schema"])
     if line["refused"]:

@@ -53,7 +53,7 @@ def test_a_gguf_file_gives_the_fields_of_config_json(tmp_path: Path, name: str) 
     assert ours.get("sliding_window") == (theirs["sliding_window"] if name == "mistral" else None)
 
 
-def test_end_tokens_are_the_named_one_and_those_of_llama_cpp(tmp_path: Path) -> None:
+def test_end_tokens_are_the_named_one_and_llama_cpps(tmp_path: Path) -> None:
     path = from_checkpoint("llama", tmp_path / "m.gguf", metadata={"tokenizer.ggml.eot_token_id": 9})
     assert eos_ids(path) == {0, 9}
     assert set(read_config(path)["eos_token_id"]) == {0, 9}
@@ -69,7 +69,7 @@ def test_a_token_with_the_text_of_an_end_is_one_whatever_its_type(tmp_path: Path
     assert load_tokenizer(path).backend.encode(f"one{END}").ids[-1] == 7
 
 
-def test_an_end_that_only_ends_a_message_is_none(tmp_path: Path) -> None:
+def test_a_token_that_only_ends_a_message_is_no_end_token(tmp_path: Path) -> None:
     """In the formats of gpt-oss and Solar, where a call or an answer follows."""
     texts = {7: "<|return|>", 8: "<|call|>", 9: "<|im_end|>"}
     path = with_tokens(tmp_path, {id_: (text, TokenType.CONTROL) for id_, text in texts.items()})
@@ -88,7 +88,7 @@ def test_a_file_recommends_how_to_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("none", "default"), ("linear", "linear"), (None, "linear")])
-def test_a_factor_scales_positions_unless_the_type_is_none(tmp_path: Path, kind: str | None, expected: str) -> None:
+def test_a_factor_scales_positions_unless_the_type_forbids_it(tmp_path: Path, kind: str | None, expected: str) -> None:
     metadata: dict[str, Any] = {"llama.rope.scaling.factor": 4.0}
     if kind is not None:
         metadata["llama.rope.scaling.type"] = kind

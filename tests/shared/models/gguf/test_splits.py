@@ -51,5 +51,5 @@ def test_words_are_the_whole_text(pre: str) -> None:
         ("viking", "a12", ["a", "1", "2"]),
     ],
 )
-def test_words_are_those_of_the_model(pre: str, text: str, expected: list[str]) -> None:
+def test_words_split_as_in_the_model(pre: str, text: str, expected: list[str]) -> None:
     assert words(pre, text) == expected

@@ -81,14 +81,14 @@ def gpt2(pre: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
-def test_byte_level_ids_are_those_of_the_model_it_was_made_from(tmp_path: Path, pre: str) -> None:
+def test_byte_level_ids_equal_the_original_tokenizers(tmp_path: Path, pre: str) -> None:
     loaded = load(write_byte_level(tmp_path / "m.gguf", gpt2(pre), pre, add_bos_token=False))
     for text in HARD + texts():
         assert loaded.backend.encode(text).ids == gpt2(pre).encode(text).ids
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "tekken"])
-def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
+def test_byte_level_ids_equal_transformers(tmp_path: Path, pre: str) -> None:
     small = Tokenizer.from_file(str(checkpoint("llama") / "tokenizer.json"))  # transformers takes seconds for others
     path = write_byte_level(tmp_path / "m.gguf", small, pre, add_bos_token=False)
     loaded, theirs = load(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
@@ -96,14 +96,14 @@ def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> N
         assert loaded.backend.encode(text).ids == theirs.backend_tokenizer.encode(text).ids
 
 
-def test_sentencepiece_ids_are_those_of_the_model_it_was_made_from(tmp_path: Path) -> None:
+def test_sentencepiece_ids_equal_the_original_tokenizers(tmp_path: Path) -> None:
     phi = tokenizers.tokenizer("phi-3-mini")
     loaded = load(write_sentencepiece(tmp_path / "m.gguf", phi, add_bos_token=False))
     for text in HARD + texts():
         assert loaded.backend.encode(text).ids == phi.encode(text).ids
 
 
-def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
+def test_sentencepiece_ids_equal_transformers(tmp_path: Path) -> None:
     path = write_sentencepiece(tmp_path / "m.gguf", tokenizers.tokenizer("phi-3-mini"))
     loaded, theirs = load(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     plain = [text for text in HARD + texts() if text.strip() == text and not text.startswith("<")]

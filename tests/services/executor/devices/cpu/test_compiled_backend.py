@@ -75,7 +75,7 @@ def test_chunks_neighbours_and_threads_change_no_bit_with_kv_in_int8(name: str) 
     assert 0 < difference(expected, logits(Driver(checkpoint(name)), ids, chunk=90)) < 0.1
 
 
-def test_a_family_that_transformers_builds_with_kv_in_int8() -> None:
+def test_a_family_that_transformers_builds_stays_close_with_kv_in_int8() -> None:
     """It has two groups of layers, one with windows, and sinks; only its attention is a compiled kernel."""
     ids = text(1, 90)
     exact = logits(Driver(checkpoint("gpt-oss")), ids, chunk=90)
@@ -122,7 +122,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 48, 256])
-def test_every_block_size(block_size: int) -> None:
+def test_every_block_size_gives_transformers_logits(block_size: int) -> None:
     ids = text(2, 100)
     driver = Driver(checkpoint("mistral"), block_size=block_size)
     expected = reference_logits(checkpoint("mistral"), ids)[-1]

@@ -68,7 +68,7 @@ def compute(
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_ranks_compute_what_one_rank_computes(kernels: CpuKernels, name: str, size: int) -> None:
+def test_ranks_compute_the_logits_of_one_rank(kernels: CpuKernels, name: str, size: int) -> None:
     folder, chunks = checkpoint(name), (13, 7, 1)
     expected = compute(folder, kernels, chunks)
     results = on_each(shared_ranks(kernels, size), lambda rank: compute(folder, kernels, chunks, rank))

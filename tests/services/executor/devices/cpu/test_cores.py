@@ -1,4 +1,4 @@
-"""How many threads compute on the CPU, by who used its cores, and which of them go first."""
+"""The number of threads that compute on the CPU, by the load of its cores, and their priorities."""
 
 import os
 import time
@@ -62,7 +62,7 @@ def test_without_idle_cores_computing_keeps_the_cores_it_has_used(threads: int, 
         (1, 0.4, 1.2, 2),  # a single client
     ],
 )
-def test_two_cores(threads: int, computing: float, idle: float, then: int) -> None:
+def test_on_two_cores_the_thread_count_follows_the_load(threads: int, computing: float, idle: float, then: int) -> None:
     assert next_threads(threads, 2, computing, idle) == then
 
 
@@ -86,7 +86,7 @@ def test_usage_is_read_as_linux_counts_it(tmp_path: Path) -> None:
     assert read_cpu_usage(stat, {0, 1}) == CpuUsage(total=(621 + 8) / TICKS, idle=(450 + 2) / TICKS)
 
 
-def test_this_machine_counts_too() -> None:
+def test_the_counters_of_this_machine_are_read() -> None:
     used = read_cpu_usage(Path("/proc/stat"), os.sched_getaffinity(0))
     assert used.total >= used.idle >= 0
 
@@ -145,35 +145,35 @@ def test_a_measurement_over_a_pause_does_not_count(machine: Machine) -> None:
     assert machine.counts == [2, 1]
 
 
-def test_behind_a_pause_all_compute(machine: Machine) -> None:
+def test_all_threads_compute_behind_a_pause(machine: Machine) -> None:
     machine.begin()
     machine.passes(INTERVAL, computing=0.8, idle=0.1)
     machine.passes(3600, computing=0.0, idle=0.0)
     assert machine.counts == [2, 1, 2]
 
 
-def test_a_single_thread_has_nothing_to_give(machine: Machine) -> None:
+def test_a_single_thread_is_never_given_up(machine: Machine) -> None:
     machine.begin(most=1)
     machine.passes(INTERVAL, computing=0.3, idle=0.0)
     machine.passes(INTERVAL, computing=0.3, idle=1.0)
     assert machine.counts == [1]
 
 
-def test_most_steps_do_not_look(machine: Machine) -> None:
+def test_most_steps_do_not_read_the_counters(machine: Machine) -> None:
     cores = machine.begin()
     machine.stat.write_text("cpu0 not a number")  # would not go unnoticed
     for step in range(10):
         cores.adjust(machine.now + INTERVAL * step / 11)
 
 
-def test_a_system_without_counters(machine: Machine) -> None:
+def test_a_system_without_counters_keeps_its_threads(machine: Machine) -> None:
     cores = machine.begin()
     machine.stat.unlink()
     cores.adjust(machine.now + INTERVAL)
     assert machine.counts == [2]
 
 
-def test_a_sandbox_whose_counters_stand_still(machine: Machine) -> None:
+def test_a_sandbox_with_constant_counters_keeps_its_threads(machine: Machine) -> None:
     cores = machine.begin()
     for look in range(1, 4):
         cores.adjust(machine.now + look * INTERVAL)
@@ -237,7 +237,7 @@ def test_no_computing_thread_goes_before_the_event_loop(tmp_path: Path, monkeypa
     assert loop.together <= computing.together
 
 
-def test_where_nobody_may_change_it_everything_else_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_counts_still_change_where_priorities_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise PermissionError
 

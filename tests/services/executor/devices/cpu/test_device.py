@@ -232,7 +232,7 @@ def test_candidates_are_reported_of_the_rows_that_ask_for_them() -> None:
         torch.testing.assert_close(torch.from_numpy(found.logprobs[begin:end]), best.values, rtol=1e-4, atol=1e-4)
 
 
-def test_no_candidates_are_reported_where_nobody_asks() -> None:
+def test_candidates_are_reported_on_request_alone() -> None:
     driver = Driver(checkpoint("llama"))
     driver.add(0, 8, record(num_candidates=4))
     driver.add(1, 8)

@@ -156,7 +156,7 @@ class Some(TensorSource):
 
 
 @pytest.mark.parametrize("stored", [("q_proj.weight", "up_proj.weight"), ("v_proj.weight", "o_proj.weight"), ()])
-def test_integers_beside_plain_weights_in_one_matrix(stored: tuple[str, ...], kernels: CpuKernels) -> None:
+def test_integers_and_plain_weights_may_share_a_matrix(stored: tuple[str, ...], kernels: CpuKernels) -> None:
     folder = checkpoint("llama-biased")
     with open_tensors(folder) as source:
         some = Some(source, stored)

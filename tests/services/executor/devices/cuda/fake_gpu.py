@@ -257,7 +257,7 @@ class Findings:
     operations: dict[str, int] = field(default_factory=dict)
     """Operations of PyTorch in all steps after the capture."""
     captured: dict[str, int] = field(default_factory=dict)
-    """The same while graphs are captured."""
+    """Operations of PyTorch while graphs are captured."""
     drafted: dict[str, dict[str, int]] = field(default_factory=dict)
     """Launches of a step with drafts, by its rows and the drafted tokens of each."""
     adapted: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def texts(adapters: list[Path | None], count: int, most: int) -> list[Text]:
         ),
     ],
 )
-def test_tokens_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
+def test_tokens_equal_the_cpus(name: str, tmp_path: Path) -> None:
     adapters = folders(tmp_path, name)
     expected = Host(compiled_device(name), seed=1, preempt=0).run(texts(adapters, 4, 3))
     assert len({tuple(tokens) for tokens in expected}) == len(adapters)
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_tokens_are_those_of_the_cpu_in_longer_runs_of_captured_steps(tmp_path: Path) -> None:
+def test_tokens_equal_the_cpus_in_longer_runs_of_captured_steps(tmp_path: Path) -> None:
     adapters = folders(tmp_path, "llama")
     expected = Host(compiled_device("llama"), seed=1, preempt=0).run(texts(adapters, 10, 8))
     assert Host(cuda_device("llama", max_loras=len(RANKS)), seed=2).run(texts(adapters, 10, 8)) == expected
@@ -110,7 +110,7 @@ def test_a_step_with_more_adapters_than_places_is_refused(tmp_path: Path) -> Non
         device.launch(batch_of((0, 0, [7], True), (1, 0, [8], True)))
 
 
-def test_a_step_larger_than_any_graph_leaves_what_the_graphs_read_behind(tmp_path: Path) -> None:
+def test_a_step_larger_than_any_graph_leaves_the_graphs_inputs_valid(tmp_path: Path) -> None:
     prompt, folder = [7, 300, 41, 5, 88, 17, 3, 99, 12, 64], folders(tmp_path, "llama")[2]
     assert folder is not None
     device = cuda_device("llama", captured=False, max_loras=2)

@@ -39,7 +39,7 @@ def following(device: CpuDevice | CudaDevice, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_as_exact_as_those_of_pytorch(name: str) -> None:
+def test_logits_are_as_exact_as_pytorchs(name: str) -> None:
     """Not to the bit: PyTorch's attention rounds in other places."""
     rows = following(cuda_device(name, captured=False, dtype=torch.bfloat16), PROMPT)
     plain = following(cpu_device(name, torch.bfloat16), PROMPT)
@@ -61,7 +61,7 @@ def test_tokens_differ_at_near_ties_only(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_64_tokens_are_those_of_transformers_but_for_near_ties(name: str) -> None:
+def test_64_tokens_equal_transformers_but_for_near_ties(name: str) -> None:
     """A near tie is one that the rounding of transformers' own bfloat16 could decide."""
     text = Text(list(PROMPT), len(PROMPT) + 64)
     device = cuda_device(name, captured=False, dtype=torch.bfloat16)

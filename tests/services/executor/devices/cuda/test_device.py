@@ -63,7 +63,7 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
         ),
     ],
 )
-def test_tokens_are_those_of_the_cpu(name: str) -> None:
+def test_tokens_equal_the_cpus(name: str) -> None:
     expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1))
     assert Host(cuda_device(name, captured=False), seed=2, preempt=0.15).run(texts(1)) == expected
 
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_cpu(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [*FAMILIES, "qwen2-sliding", "llama-yarn", "llama-biased", "opt-post-norm"])
-def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str, seed: int) -> None:
+def test_tokens_equal_the_cpus_in_longer_runs(name: str, seed: int) -> None:
     expected = Host(cpu_device(name), seed, preempt=0).run(texts(seed, 8, 60, 12))
     assert Host(cuda_device(name), seed + 1).run(texts(seed, 8, 60, 12)) == expected
 
@@ -160,7 +160,7 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
 
 
 @pytest.mark.full
-def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
+def test_a_captured_step_equals_its_kernels_one_by_one() -> None:
     """A decode and a mixed step, both with padding."""
     query_lens = [(1, 1, 1), (1, 2)]
     results = []
@@ -179,7 +179,7 @@ def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
     assert results[0] == results[1]
 
 
-def test_log_probabilities_are_those_of_the_cpu() -> None:
+def test_log_probabilities_equal_the_cpus() -> None:
     """Prompts come in chunks, and the logits of sampled tokens are edited in place too."""
     edits = Edits(
         bias_ids=np.array([9]),
@@ -213,7 +213,7 @@ def test_log_probabilities_are_those_of_the_cpu() -> None:
     assert [part is None for part in reports[0]] == [False, False, False, False]
 
 
-def test_edited_tokens_are_those_of_the_cpu() -> None:
+def test_edited_tokens_equal_the_cpus() -> None:
     """With preemptions, after which counts and history come from the tokens."""
     sampling = record(temperature=0.8, key=5, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.25)
 

@@ -44,5 +44,5 @@ def draw_cuda(case: Case, draws: int) -> list[int]:
 
 @pytest.mark.parametrize("draws", [SOME, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", CASES)
-def test_draws_are_those_of_the_cpu(name: str, draws: int) -> None:
+def test_draws_equal_the_cpus(name: str, draws: int) -> None:
     assert draw_cuda(CASES[name], draws) == draw(CASES[name])[:draws]

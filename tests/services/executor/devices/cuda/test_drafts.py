@@ -83,7 +83,7 @@ def check(
     return speculator
 
 
-def test_tokens_and_log_probabilities_are_those_without_drafts() -> None:
+def test_drafts_change_no_token_and_no_log_probability() -> None:
     """With drafts that are right and wrong by chance, in rows with and without penalties, bad words and a grammar."""
     speculator = check(guessing, count=4)
     assert 0 < speculator.accepted < speculator.drafted
@@ -92,7 +92,7 @@ def test_tokens_and_log_probabilities_are_those_without_drafts() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("drafter", [knowing, wrong, guessing])
-def test_they_are_whatever_is_drafted(drafter: Callable[[list[list[int]]], Scripted], captured: bool) -> None:
+def test_tokens_do_not_depend_on_the_drafts(drafter: Callable[[list[list[int]]], Scripted], captured: bool) -> None:
     speculator = check(drafter, captured=captured)
     assert {Finish.STOP, Finish.LENGTH} <= set(expected(len(PROMPTS)).finishes)
     if drafter is knowing:
@@ -106,7 +106,7 @@ def draft_batch(slot: int, start: int, ids: list[int], drafts: int) -> StepBatch
 
 
 @pytest.mark.full
-def test_a_step_with_drafts_and_its_successor_make_what_single_steps_make_to_the_last_bit_of_one_shape() -> None:
+def test_batch_invariant_steps_with_drafts_equal_single_steps_in_every_bit() -> None:
     """With `batch_invariant`, whose steps all have one shape."""
     prompt, sampled = [7, 300, 41], record(num_logprobs=3)
     reports: list[tuple[list[int], list[float]]] = []

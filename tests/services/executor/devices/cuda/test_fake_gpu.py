@@ -71,13 +71,13 @@ def check_launches(
         assert launches == (decode if bucket.startswith("decode") else mixed), bucket
 
 
-def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
+def test_a_step_launches_the_expected_kernels_and_compiles_nothing() -> None:
     observations = observed()
     check(observations)
     check_launches(observations, {"gated_kernel": 1})
 
 
-def test_a_step_with_drafts_launches_the_graphs_of_a_mixed_step_whatever_is_drafted() -> None:
+def test_a_step_with_drafts_launches_the_graphs_of_a_mixed_step() -> None:
     observations = observed()
     check(observations)
     mixed = observations["launches"]["mixed 16"] | {"scatter_kernel": 1}
@@ -123,7 +123,7 @@ def test_a_rank_of_four_sums_inside_its_graphs_and_compiles_nothing() -> None:
         ),
     ],
 )
-def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: str, arch: int) -> None:
+def test_experts_launch_the_expected_kernels_and_compile_nothing(model: str, arch: int) -> None:
     observations = observed("--model", model, "--arch", str(arch))
     shared = model == "qwen1.5-moe-a2.7b"
     check(observations, arch=arch, more=SHARED if shared else frozenset())

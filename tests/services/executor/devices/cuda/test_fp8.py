@@ -77,7 +77,7 @@ def logits(device: CpuDevice | CudaDevice) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
+def test_logits_follow_from_rounded_keys_and_values(name: str) -> None:
     """Within float32's tolerance: the kernels round as PyTorch does, and nothing else is lost."""
     made, expected = logits(cuda_device(name, captured=False, cached=FP8)), logits(rounding_device(name))
     torch.testing.assert_close(made, expected, rtol=TOLERANCE, atol=TOLERANCE)

@@ -49,7 +49,7 @@ def run(device: Device) -> tuple[TwoSlots, list[str]]:
     return client, [library.decode(tokens) for tokens in client.texts]
 
 
-def test_texts_are_those_of_the_cpu() -> None:
+def test_texts_equal_the_cpus() -> None:
     expected, texts = run(cpu_device("llama"))
     device = cuda_device("llama", captured=False)
     assert device.depth == 2

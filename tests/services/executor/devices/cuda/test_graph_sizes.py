@@ -15,7 +15,7 @@ from pagewire.services.executor.devices.cuda.graph_sizes import (
 from pagewire.shared.errors import ConfigurationError
 
 
-def test_sizes_of_a_small_device() -> None:
+def test_a_small_device_captures_the_listed_sizes() -> None:
     assert decode_sizes(5) == [1, 2, 4, 5]
     assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
     assert mixed_sizes(8) == [8]
@@ -54,7 +54,7 @@ def test_little_of_a_decode_step_is_padding(rows: int, most: int) -> None:
 
 
 @given(rows=st.integers(1, 1024), most=st.integers(1, 1024), drafts=st.integers(0, 200), data=st.data())
-def test_logits_are_made_of_few_places_beside_those_of_the_step(
+def test_a_graph_has_at_most_seven_spare_places_for_logits(
     rows: int, most: int, drafts: int, data: st.DataObject
 ) -> None:
     buckets = Buckets(max(rows, most), 512, max(rows, most) + drafts)

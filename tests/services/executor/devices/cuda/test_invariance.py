@@ -109,7 +109,7 @@ def assert_equal(one: Made, other: Made) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in RELATIVES)])
-def test_a_sequence_alone_among_others_and_in_other_chunks(name: str) -> None:
+def test_a_sequence_has_the_same_bits_alone_among_others_and_in_any_chunks(name: str) -> None:
     device = cuda_device(name, batch_invariant=True, captured=False)  # what runs as a graph calls no `logits`
     alone = run(device, [8, 8, 2], [(0, 0)], [4, 5])
     assert alone.logits.isfinite().all()
@@ -119,7 +119,7 @@ def test_a_sequence_alone_among_others_and_in_other_chunks(name: str) -> None:
 
 
 @pytest.mark.full
-def test_an_fp8_cache() -> None:
+def test_a_sequence_with_an_fp8_cache_has_the_same_bits_among_others() -> None:
     device = cuda_device("llama", batch_invariant=True, captured=False, cached=torch.float8_e4m3fn)
     alone = run(device, [8, 8, 2], [(0, 0)], [4, 5])
     among = run(device, [4, 5, 6, 1, 2], [(2, 1), (1, 2), (0, 2), (3, 4)], [17, 2])
@@ -129,7 +129,7 @@ def test_an_fp8_cache() -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may use one kernel for all shapes of a tiny model")
-def test_without_it_bits_differ() -> None:
+def test_bits_differ_without_batch_invariance() -> None:
     """The values that the tests above compare can differ."""
     device = cuda_device("llama", captured=False)
     alone = run(device, [8, 8, 2], [(0, 0)], [4, 5])

@@ -25,7 +25,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("complete")
-def test_a_complete_machine() -> None:
+def test_a_complete_machine_is_described() -> None:
     assert check_machine() == "NVIDIA H100, 80 GiB, compute capability 9.0, CUDA 13.0"
 
 

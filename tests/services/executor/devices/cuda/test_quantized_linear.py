@@ -84,7 +84,7 @@ def round_inputs(device: CpuDevice, dtype: torch.dtype, group: int | None) -> No
         pytest.param(partial(fp8, (32, 32)), (torch.float8_e4m3fn, 32), 0.02, id="fp8 blocks"),
     ],
 )
-def test_logits_are_those_of_the_dequantized_model(
+def test_logits_equal_the_dequantized_models(
     method: Callable[[], Method], rounding: tuple[torch.dtype, int | None] | None, bound: float, tmp_path: Path
 ) -> None:
     """Where activations are rounded, one that lies between two numbers may be rounded to the other."""

@@ -96,7 +96,7 @@ def test_rows_are_padded_with_empty_ones(query_lens: list[int], seed: int) -> No
     assert table.tolist() == [0, 0, 0, seed, 0, 0, 0, 0]
 
 
-def test_more_changes_than_one_copy_takes() -> None:
+def test_more_changes_than_one_copy_takes_are_all_made() -> None:
     columns = StepColumns(runtime(), SLOTS, depth=2)
     count = 2 * UPDATES + 5
     table = torch.zeros(count + 1, dtype=torch.int32, device=columns.slots.device)

@@ -27,7 +27,7 @@ def client(stop_ids: Texts) -> TwoSlots:
     return TwoSlots(PROMPTS, picks)
 
 
-def test_tokens_and_ends_are_those_of_the_cpu() -> None:
+def test_tokens_and_ends_equal_the_cpus() -> None:
     free = client([[]] * len(PROMPTS))
     free.run(cpu_device("llama"))
     tokens = {token for text in free.texts for token in text}

@@ -1,4 +1,4 @@
-"""The same model on the device under test and on the CPU device, and sequences that run through either."""
+"""One model on the device under test and on the CPU device, and sequences that run through either."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -66,7 +66,7 @@ def test_the_end_of_text_is_never_sampled() -> None:
     assert {token(device, 0, position) for position in range(1, 400)} == set(range(1, 40, 2))
 
 
-def test_a_stop_id_of_the_request_is_sampled_but_not_below_its_minimum_length() -> None:
+def test_a_stop_id_is_sampled_from_the_minimum_length_on() -> None:
     device = SimDevice(CAPACITY, None)
     device.add(0, [0], sampling(min_length=100), range(39))
     assert {token(device, 0, position) for position in range(1, 100)} == {39}
@@ -160,7 +160,7 @@ def test_a_step_takes_the_time_of_the_roofline() -> None:
     device.close()
 
 
-def test_zero_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_step_time_never_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimDevice(CAPACITY, None)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it slept"))
     token(device, 0, 8)
@@ -212,7 +212,7 @@ def test_simulated_devices_compute_in_half_precision(folder: Path) -> None:
         opened(folder, device="sim:h100", dtype="float32")
 
 
-def test_unknown_gpus_are_told_the_known_ones(folder: Path) -> None:
+def test_an_unknown_gpu_is_refused_with_the_known_ones(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"sim:h200.*sim:zero"):
         opened(folder, device="sim:b300")
 

@@ -84,7 +84,7 @@ def test_a_window_bounds_the_positions_that_a_query_sees_and_a_row_reads() -> No
     assert seconds(roofline, (10, 40, False)) == pytest.approx(0.5 + 4 * 4 * 5 * seen / 1000)
 
 
-def test_tensor_parallelism_divides_the_work_and_adds_two_all_reduces_per_layer() -> None:
+def test_tensor_parallelism_divides_work_and_adds_two_sums_per_layer() -> None:
     single, double = Roofline(SHAPE, GPU, 1, PLAIN), Roofline(SHAPE, GPU, 2, PLAIN)
     work = seconds(single, (20, 100, True)) - 0.5
     ring = 2 * (2 - 1) / 2 * 100 * 10 * BYTES / 50
@@ -138,7 +138,7 @@ def test_one_stream_of_llama_on_an_h100_is_bound_by_its_weights() -> None:
         ({"quantization_config": {}}, "quantized"),
     ],
 )
-def test_shapes_that_cannot_be_timed(change: dict[str, Any], message: str) -> None:
+def test_shapes_that_cannot_be_timed_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         shape_of(SHAPES["llama-3-8b"] | change)
 

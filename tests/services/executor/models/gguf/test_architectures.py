@@ -44,7 +44,7 @@ def quiet() -> None:
 
 
 @pytest.mark.parametrize("architecture", SOME)
-def test_tokens_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+def test_tokens_equal_transformers(tmp_path: Path, architecture: str) -> None:
     assert equal_tokens(tmp_path / "model.gguf", architecture) == len(LENGTHS) * TOKENS
 
 

@@ -36,7 +36,7 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
     return dict(load_model(path, read_config(path), "float32").named_parameters())
 
 
-def test_the_sizes_of_blocks_are_those_of_the_package() -> None:
+def test_block_sizes_equal_the_gguf_packages() -> None:
     for number, kind in TENSOR_TYPES.items():
         theirs = GGMLQuantizationType(number)
         assert (kind.name, kind.block, kind.size) == (theirs.name, *GGML_QUANT_SIZES[theirs])
@@ -99,7 +99,7 @@ def test_large_tensors_are_unpacked_in_parts(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("architecture", "kind"), RANDOM)
-def test_greedy_text_is_that_of_transformers(tmp_path: Path, drive: Drive, architecture: str, kind: str) -> None:
+def test_greedy_text_equals_transformers(tmp_path: Path, drive: Drive, architecture: str, kind: str) -> None:
     path = random_model(tmp_path / "model.gguf", architecture, kind)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
     driver, prompt = drive(path), [5, 77, 400, 12, 3]
@@ -138,7 +138,7 @@ def test_a_tensor_that_the_model_lacks_is_named(tmp_path: Path) -> None:
         load_model(path, read_config(path) | {"num_hidden_layers": 3}, "auto")
 
 
-def test_keys_that_nobody_reads_are_named_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_keys_are_named_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = from_checkpoint("llama", tmp_path / "model.gguf", metadata={"llama.attention.scale": 0.5})
     load_model(path, read_config(path), "auto")
     assert "gguf_keys_ignored" in (printed := capsys.readouterr().out)

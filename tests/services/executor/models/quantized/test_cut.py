@@ -113,7 +113,7 @@ def test_ranks_round_other_layouts_as_one_does(name: str) -> None:
     check_logits(checkpoint(name), 2, bits=8)
 
 
-def test_a_cut_between_the_numbers_of_a_block_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
+def test_a_cut_inside_of_a_block_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
     folder = write(wide(tmp_path / "source"), tmp_path, METHODS[COARSE]())
     with pytest.raises(ConfigurationError, match=r"8 attention heads, cut in units of 8, .* set it to at most 1"):
         load_rank(folder, Shard(0, 2), without_collectives())

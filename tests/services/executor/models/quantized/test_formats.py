@@ -80,7 +80,7 @@ def parameters(folder: Path, dtype: str = "float32") -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_are_those_of_the_dequantized_model(name: str, tmp_path: Path) -> None:
+def test_weights_equal_the_dequantized_models(name: str, tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, METHODS[name]())
     dtype = "bfloat16" if name == "packed nvfp4" else "float32"  # the library gives bf16
     found, expected = parameters(folder, dtype), parameters(tmp_path / "plain", dtype)
@@ -132,7 +132,7 @@ def test_integers_stay_packed_on_a_cpu(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gptq desc_act", "awq", "fp8 blocks", "packed int4 asymmetric", "packed mxfp4"])
-def test_tokens_are_those_of_the_dequantized_model(name: str, drive: Drive, tmp_path: Path) -> None:
+def test_tokens_equal_the_dequantized_models(name: str, drive: Drive, tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, METHODS[name]())
     texts = []
     for path in (folder, tmp_path / "plain"):
@@ -146,7 +146,7 @@ def test_tokens_are_those_of_the_dequantized_model(name: str, drive: Drive, tmp_
     ("model", "method", "chosen"),
     [("gpt-oss", mxfp4, "experts.gate_up_proj"), ("gpt-neox", partial(gptq, 4), "mlp.dense_h_to_4h.weight")],
 )
-def test_models_built_by_transformers(
+def test_tokens_of_transformers_models_equal_the_dequantized_models(
     model: str, method: Callable[[], Method], chosen: str, drive: Drive, tmp_path: Path
 ) -> None:
     folder = write(checkpoint(model), tmp_path, method(), chosen)
@@ -174,7 +174,9 @@ MIXED = {
 @pytest.mark.parametrize(
     ("most", "some", "config"), [(gptq(4), gptq(8, group=16), GPTQ_MIXED), (INT4, INT8, MIXED)], ids=["gptq", "mixed"]
 )
-def test_modules_with_settings_of_their_own(most: Method, some: Method, config: dict[str, Any], tmp_path: Path) -> None:
+def test_modules_may_have_settings_of_their_own(
+    most: Method, some: Method, config: dict[str, Any], tmp_path: Path
+) -> None:
     folders = [write(checkpoint("llama"), tmp_path / kind, method) for kind, method in (("4", most), ("8", some))]
     for kind in ("quantized", "plain"):
         files = [folder.parent / kind / "model.safetensors" for folder in folders]

@@ -69,7 +69,7 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be_used(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_used_are_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, Method(config, lambda weight: ({".weight": weight}, weight)))
     assert words in refusal(folder)
 
@@ -85,7 +85,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_parts_that_are_missing_or_of_another_shape(name: str, tmp_path: Path) -> None:
+def test_parts_that_are_missing_or_of_another_shape_are_refused(name: str, tmp_path: Path) -> None:
     method, part = METHODS[name]
     folder = write(checkpoint("llama"), tmp_path, method)
     tensor = f"{PROJECTION}.{part}"
@@ -95,7 +95,7 @@ def test_parts_that_are_missing_or_of_another_shape(name: str, tmp_path: Path) -
     assert "the checkpoint misses tensor" in refusal(folder)
 
 
-def test_groups_that_are_not_there(tmp_path: Path) -> None:
+def test_indices_of_missing_groups_are_refused(tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, gptq(4))
     edit(folder, lambda tensors: tensors[f"{PROJECTION}.g_idx"].fill_(7))
     assert "names groups that are not there" in refusal(folder)
@@ -108,7 +108,7 @@ def test_a_bias_that_the_model_lacks_may_be_zeros_alone(tmp_path: Path) -> None:
     assert f"unexpected tensors: {PROJECTION}.bias" in refusal(folder)
 
 
-def test_a_module_in_no_group(tmp_path: Path) -> None:
+def test_a_module_in_no_group_is_refused(tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, METHODS["int8"][0])
     config = read_config(folder)["quantization_config"]
     config["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
@@ -116,13 +116,13 @@ def test_a_module_in_no_group(tmp_path: Path) -> None:
     assert "no config_group with weights for model.layers.0.mlp" in refusal(folder)
 
 
-def test_experts_without_scales(tmp_path: Path) -> None:
+def test_experts_without_scales_are_refused(tmp_path: Path) -> None:
     folder = write(checkpoint("gpt-oss"), tmp_path, mxfp4(), "experts.gate_up_proj")
     edit(folder, lambda tensors: tensors.pop("model.layers.0.mlp.experts.gate_up_proj_scales"))
     assert "misses tensor model.layers.0.mlp.experts.gate_up_proj_scales" in refusal(folder)
 
 
-def test_settings_of_modelopt_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_modelopts_own_settings_file_is_read(tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, modelopt("NVFP4"))
     set_config(folder, None)
     file = folder / MODELOPT_FILE
@@ -132,7 +132,7 @@ def test_settings_of_modelopt_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert f"{MODELOPT_FILE} cannot be used" in refusal(folder)
 
 
-def test_nothing_is_read_before_all_is_checked() -> None:
+def test_no_weight_is_read_before_all_are_checked() -> None:
     class Headers:
         stored: ClassVar = {
             "a.qweight": Header("I32", (64, 4)),

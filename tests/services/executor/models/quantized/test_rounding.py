@@ -47,7 +47,7 @@ def test_scales_in_four_bits_take_a_byte_each(inputs: int, spread: float) -> Non
     assert error < 0.97 * best.mean()
 
 
-def test_scales_too_small_for_steps_in_float16() -> None:
+def test_scales_too_small_for_steps_in_float16_lose_little() -> None:
     weight = random(4, 512) * 1e-4
     assert errors_in_steps(weight, 4).max() <= 0.6
     weight[0] = 0.0
@@ -67,7 +67,7 @@ def test_weights_of_four_bits_come_back() -> None:
     assert torch.equal(round_weights(weight, 4).dequantize(), weight)
 
 
-def test_zeros_and_equal_numbers() -> None:
+def test_zeros_and_equal_numbers_come_back() -> None:
     weight = torch.cat((torch.zeros(1, 64), torch.full((1, 64), 0.5)))
     torch.testing.assert_close(round_weights(weight, 8).dequantize(), weight, rtol=1e-3, atol=0.0)
     assert torch.equal(round_weights(weight, 4).dequantize(), weight)

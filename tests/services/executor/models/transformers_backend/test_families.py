@@ -38,7 +38,7 @@ def quiet() -> None:
 
 
 @pytest.mark.parametrize("family", TEN)
-def test_tokens_are_those_of_generate(family: str, drive: Drive, tmp_path: Path) -> None:
+def test_tokens_equal_transformers_generate(family: str, drive: Drive, tmp_path: Path) -> None:
     model = save(tiny_config(family), tmp_path)
     first, second = cases(model, LENGTHS, TOKENS)
     driver = drive(tmp_path)

@@ -55,6 +55,6 @@ def test_code_that_a_model_brings_along_is_not_run() -> None:
     assert "MineForCausalLM brings code of its own, which is not run" in refusal(config)
 
 
-def test_a_model_that_generates_no_text() -> None:
+def test_a_model_that_generates_no_text_is_refused() -> None:
     assert "generates no text" in refusal({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
     assert "GPT2LMHeadModel alone" in refusal(config_of("gpt2") | {"architectures": ["GPT2ForSequenceClassification"]})

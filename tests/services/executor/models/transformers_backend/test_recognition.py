@@ -52,7 +52,7 @@ def test_layers_are_recognized_and_the_model_still_works(family: str) -> None:
     assert {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()} == theirs
 
 
-def test_it_runs_on_the_compiled_kernels() -> None:
+def test_a_recognized_model_runs_on_the_compiled_kernels() -> None:
     model = built("seed_oss")
     kernels = CpuKernels(build.load(), 1)
     backend = partial(CompiledBackend, kernels)

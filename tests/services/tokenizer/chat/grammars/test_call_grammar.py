@@ -140,7 +140,7 @@ def test_arguments_between_tags_are_texts_choices_or_json(calls: str, *, special
 
 
 @pytest.mark.parametrize("parameters", [{"anyOf": [{}]}, {"properties": {"a b": {}}}, {"required": ["a"]}])
-def test_arguments_that_cannot_be_written_one_by_one_are_none(parameters: dict[str, object]) -> None:
+def test_arguments_that_cannot_be_written_one_by_one_are_not_listed(parameters: dict[str, object]) -> None:
     assert arguments_of({"name": "f", "parameters": parameters}, []) is None
 
 

@@ -84,7 +84,7 @@ def devices() -> Iterator[list[Device]]:
 
 
 def outcomes(pending: PendingStep) -> list[Any]:
-    """What a step reports, as lists."""
+    """Everything that a step reports, as lists."""
     reports = [pending.logprobs, pending.prompt_logprobs, pending.candidates]
     columns = [{} if report is None else asdict(report) for report in reports]
     values = [np.round(np.asarray(one.pop(name, [])), 3).tolist() for one in columns for name in ("values", "logprobs")]
@@ -103,7 +103,7 @@ def test_chunks_of_prompts_and_decodes_share_a_step(devices: list[Device]) -> No
     assert results[0] == results[1]
 
 
-def test_sampling_logprobs_candidates_and_edits_are_those_of_one_rank(devices: list[Device]) -> None:
+def test_ranks_sample_report_and_edit_like_one_rank(devices: list[Device]) -> None:
     edits = Edits(np.array([5, 9]), np.array([4.0, -4.0], np.float32), np.empty(0, np.int64), np.empty(0, np.int64),
                   penalized=False, num_prompt_tokens=6)  # fmt: skip
     results = []

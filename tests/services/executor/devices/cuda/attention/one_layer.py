@@ -21,7 +21,7 @@ BLOCK_SIZE, BLOCKS, SLOTS, WIDTH = 4, 24, 3, 8
 
 
 class OneLayer:
-    """The same query over the same keys and values for every call."""
+    """A layer that attends with one query over one set of keys and values in every call."""
 
     def __init__(self, layer: Attention, rows: Rows, runtime: Runtime, dtype: torch.dtype) -> None:
         device = runtime.device

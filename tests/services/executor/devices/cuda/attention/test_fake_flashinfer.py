@@ -164,7 +164,7 @@ def signatures(tree: ast.AST) -> dict[str, list[tuple[str, str, str]]]:
 
 
 @pytest.mark.full
-def test_its_signatures_are_those_of_flashinfer(wheel: Path) -> None:
+def test_the_fakes_signatures_equal_flashinfers(wheel: Path) -> None:
     theirs = signatures(source(wheel, "prefill.py"))
     ours = signatures(ast.parse(textwrap.dedent(inspect.getsource(Wrapper))))
     assert {name: ours[name] for name in METHODS} == {name: theirs[name] for name in METHODS}
@@ -178,7 +178,7 @@ def test_its_signatures_are_those_of_flashinfer(wheel: Path) -> None:
 
 
 @pytest.mark.full
-def test_head_sizes_are_those_that_flashinfer_compiles(wheel: Path) -> None:
+def test_head_sizes_equal_the_sizes_that_flashinfer_compiles(wheel: Path) -> None:
     tables = [node for node in ast.walk(source(wheel, "aot.py")) if isinstance(node, ast.Dict)]
     lists = [
         ast.literal_eval(value)

@@ -52,7 +52,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ),
     ],
 )
-def test_tokens_are_those_of_the_cpu(name: str, captured: bool) -> None:
+def test_tokens_equal_the_cpus(name: str, captured: bool) -> None:
     """Prompts in chunks beside decodes, blocks in any order, and preempted sequences that are computed again."""
     expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1, 2, 36, 2))
     device = cuda_device(name, captured=captured, backend=FlashInferBackend)
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_cpu(name: str, captured: bool) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str) -> None:
+def test_tokens_equal_the_cpus_in_longer_runs(name: str) -> None:
     expected = Host(cpu_device(name), 1, preempt=0).run(texts(1, 8, 60, 12))
     assert Host(cuda_device(name, backend=FlashInferBackend), 2).run(texts(1, 8, 60, 12)) == expected
 
@@ -97,7 +97,9 @@ def test_a_dead_row_reads_no_block_of_a_sequence() -> None:
 
 
 @pytest.mark.parametrize("cached", [HALF, torch.float8_e4m3fn])
-def test_logits_are_those_of_the_other_backend(cached: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_the_triton_backends_but_for_rounding(
+    cached: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the dtypes that FlashInfer has, but for the rounding of the weights of keys."""
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer.module())
     devices = [

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
     ("name", "ranks"),
     [("llama", 3), ("qwen3", 2), ("mixtral", 2), ("qwen2-moe", 3), ("gemma3", 2), ("olmo2", 2), ("opt", 2)],
 )
-def test_tokens_of_each_family_are_those_of_one_rank(name: str, ranks: int) -> None:
-    """Of three ranks the parts differ in size. OLMo 2 norms the heads of all ranks together."""
+def test_tokens_of_each_family_equal_one_ranks(name: str, ranks: int) -> None:
+    """The parts of three ranks differ in size. OLMo 2 norms the heads of all ranks together."""
     one = cpu_device(name)
     expected = Host(one, seed=1, preempt=0).run(texts(2, 20, 3))
     with closing(opened(name, ranks, one.capacity.num_blocks)) as ranked:
@@ -62,7 +62,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_count() -> None:
         ("gpt-oss", {}),
     ],
 )
-def test_what_several_gpus_do_not_support_is_refused_before_a_process_starts(
+def test_unsupported_settings_are_refused_before_a_rank_starts(
     name: str, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_processes, "take", pytest.fail)

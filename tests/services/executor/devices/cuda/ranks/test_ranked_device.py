@@ -23,7 +23,7 @@ def device() -> Iterator[Device]:
         yield ranked
 
 
-def test_tokens_are_those_of_one_rank(device: Device) -> None:
+def test_tokens_equal_one_ranks(device: Device) -> None:
     expected = Host(cpu_device("llama"), seed=1, preempt=0).run(texts(2, 20, 3))
     assert Host(device, seed=2, preempt=0.15).run(texts(2, 20, 3)) == expected
 
@@ -39,7 +39,7 @@ def test_steps_are_launched_before_tokens_are_known(device: Device) -> None:
     assert PROMPT + tokens + pending[0].wait().tolist() == expected
 
 
-def test_reports_and_edits_are_those_of_one_rank(device: Device) -> None:
+def test_reports_and_edits_equal_one_ranks(device: Device) -> None:
     edits = Edits(
         bias_ids=np.array([9]),
         biases=np.array([50.0], np.float32),
