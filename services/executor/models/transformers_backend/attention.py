@@ -41,7 +41,7 @@ class Mask:
         raise ConfigurationError("it reads the mask of attention itself")
 
     def __getitem__(self, parts: tuple[Any, ...]) -> "Mask":
-        """Returns the mask itself for all positions: Gemma 4 cuts off queries that need no logits, and all need them."""
+        """Returns the mask itself for all its positions: Gemma 4 cuts off queries that need no logits."""
         if any(part not in (slice(None), slice(0, None)) for part in parts):
             self._read()
         return self
