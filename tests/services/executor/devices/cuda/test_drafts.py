@@ -66,14 +66,13 @@ def expected(count: int) -> TwoSlots:
     return run(cpu_device("llama"), count)
 
 
-def check(
-    drafter: Callable[[list[list[int]]], Scripted], *, count: int = len(PROMPTS), captured: bool = False
-) -> Speculator:
+def check(drafter: Callable[[list[list[int]]], Scripted], device: Device, count: int = len(PROMPTS)) -> Speculator:
+    """Expects of the first sequences what they are without drafts; closes the device."""
     plain = expected(count)
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, plain.texts, strict=False)]
     with drafting(None):
         speculator = Speculator(drafter(texts), 4, DRAFTING)
-        found = run(cuda_device("llama", captured=captured, step_drafts=STEP_DRAFTS), count, speculator)
+        found = run(device, count, speculator)
     assert (found.texts, found.finishes) == (plain.texts, plain.finishes)
     assert found.logprobs.keys() == plain.logprobs.keys()
     for place, (ids, values) in plain.logprobs.items():
@@ -83,9 +82,13 @@ def check(
     return speculator
 
 
+def opened(*, captured: bool = False) -> Device:
+    return cuda_device("llama", captured=captured, step_drafts=STEP_DRAFTS)
+
+
 def test_drafts_change_no_token_and_no_log_probability() -> None:
     """With drafts that are right and wrong by chance, in rows with and without penalties, bad words and a grammar."""
-    speculator = check(guessing, count=4)
+    speculator = check(guessing, opened(), count=4)
     assert 0 < speculator.accepted < speculator.drafted
 
 
@@ -93,7 +96,7 @@ def test_drafts_change_no_token_and_no_log_probability() -> None:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("drafter", [knowing, wrong, guessing])
 def test_tokens_do_not_depend_on_the_drafts(drafter: Callable[[list[list[int]]], Scripted], captured: bool) -> None:
-    speculator = check(drafter, captured=captured)
+    speculator = check(drafter, opened(captured=captured))
     assert {Finish.STOP, Finish.LENGTH} <= set(expected(len(PROMPTS)).finishes)
     if drafter is knowing:
         assert speculator.accepted == speculator.drafted
