@@ -84,5 +84,5 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice | RankedCudaDevice
     if settings.tensor_parallel_size > 1:
         check_ranks(settings, config, torch.cuda.device_count())
         return open_ranks(settings, folder, config)
-    part = CudaPart.load(settings, folder, config, CudaRuntime())
+    part = CudaPart.load(settings, folder, config, CudaRuntime()).with_draft_model()
     return part.open(part.capacity([part.measure()]))
