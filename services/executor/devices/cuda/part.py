@@ -31,7 +31,6 @@ from pagewire.services.executor.devices.defaults import (
     DRAFT_MODEL_TOKENS,
     DRAFTED_ROWS,
     GPU,
-    MAX_DRAFTS,
     STEP_DRAFTS,
     slots_of,
 )
@@ -210,7 +209,7 @@ class CudaPart:
         return device
 
     def _sizes(self, blocks: int, slots: int) -> Capacity:
-        spec, drafts = self.model.spec, speculation(self.settings) is not None
+        spec, drafts = self.model.spec, speculation(self.settings)
         return Capacity(
             num_blocks=blocks,
             block_size=self.settings.block_size,
@@ -221,9 +220,9 @@ class CudaPart:
             step_tokens=self.tokens,
             mixed_prompt_tokens=GPU.mixed_prompt_tokens,
             windows=spec.groups.windows,
-            max_drafts=MAX_DRAFTS if drafts else 0,
+            max_drafts=0 if drafts is None else drafts.tokens,
             # The one shape of all steps is the same with drafts and without.
-            max_step_drafts=STEP_DRAFTS if drafts or self.settings.batch_invariant else 0,
+            max_step_drafts=STEP_DRAFTS if drafts is not None or self.settings.batch_invariant else 0,
             max_drafted_step=min(self.tokens, LARGEST),
             max_drafted_rows=DRAFTED_ROWS,
         )
