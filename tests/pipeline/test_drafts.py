@@ -22,7 +22,9 @@ pytestmark = pytest.mark.anyio
 
 PROMPTS: list[str | list[int]] = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
 SHORT = PROMPTS[1:2]
-PLAIN: dict[str, Any] = {"max_tokens": 32, "seed": 3, "temperature": 0.0, "ignore_eos": True}
+TIMEOUT = 1000.0
+"""Seconds that a request may take: Triton's interpreter is slow."""
+PLAIN: dict[str, Any] = {"seed": 3, "temperature": 0.0, "ignore_eos": True}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -51,13 +53,17 @@ class Served(NamedTuple):
     load: dict[str, float]
 
 
-async def serve(prompts: Sequence[str | list[int]] = PROMPTS, **settings: Any) -> Served:
-    """Sends all requests at once."""
+async def serve(prompts: Sequence[str | list[int]] = PROMPTS, tokens: int = 32, **settings: Any) -> Served:
+    """Sends all requests at once, whose answers have up to so many `tokens`."""
     values: dict[str, Any] = {"model": str(checkpoint("llama")), "device": "cpu", "log_level": "error", "seed": 1}
     async with running(Settings(**values | {"num_kv_blocks": 400, "max_model_len": 120} | settings)) as pipeline:
-        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in prompts for fields in FIELDS]
+        several = [{**fields, "max_tokens": min(fields.get("max_tokens", tokens), tokens)} for fields in FIELDS]
+        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in prompts for fields in several]
         results = await asyncio.gather(
-            *(pipeline.client.generate(prompt, params, return_token_ids=True) for prompt, params in requests)
+            *(
+                pipeline.client.generate(prompt, params, return_token_ids=True, timeout=TIMEOUT)
+                for prompt, params in requests
+            )
         )
         await pipeline.until_idle()
         assert (pipeline.load("scheduler")["preemptions"] > 0) == (settings.get("num_kv_blocks", 400) < 100)
@@ -130,6 +136,8 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         assert speculator.accepted > 0.5 * speculator.drafted, "penalties and grammars make it wrong"
 
 
+TOKENS = 12
+"""Tokens of an answer, at most."""
 CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8}
 """Settings of a GPU that Triton's interpreter stands for."""
 
@@ -138,7 +146,7 @@ CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8}
 async def plain_on_cuda() -> Served:
     """Answers of a GPU without drafts; they are short, since the interpreter is slow."""
     with interpreted():
-        return await serve(SHORT, **CUDA)
+        return await serve(SHORT, TOKENS, **CUDA)
 
 
 @pytest.mark.full
@@ -157,7 +165,7 @@ async def test_clients_of_a_gpu_get_the_same_whatever_is_drafted(
     plain_on_cuda: Served, kind: str, settings: dict[str, Any]
 ) -> None:
     with interpreted(), drafting(drafter_of(kind, texts_of(plain_on_cuda))) as opened:
-        served = await serve(SHORT, **CUDA | settings)
+        served = await serve(SHORT, TOKENS, **CUDA | settings)
     for result, known in zip(served.results, plain_on_cuda.results, strict=True):
         for choice, same in zip(result.choices, known.choices, strict=True):
             assert choice_of(choice)[:-1] == choice_of(same)[:-1]
