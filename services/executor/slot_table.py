@@ -210,7 +210,8 @@ class SlotTable:
         any. A row has fewer than the tokens that are left to it, and its slot's limit holds for them, too."""
         room = np.minimum(self._limits[slots] - ends, self._count_left(slots) - 1)
         known, positions = np.maximum(ends - self._in_flight, 1), int((ends - self._computed[slots]).sum())
-        drafts = speculator.draft_rows(slots[samples], known[samples], room[samples], self._tokens, positions)
+        texts = slots[samples], known[samples], room[samples], self._tokens, positions
+        drafts = speculator.draft_rows(*texts, in_flight=self._in_flight > 0)
         if not any(drafts):
             return None
         counts = np.zeros(len(slots), np.int64)

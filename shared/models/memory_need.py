@@ -20,7 +20,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def memory_need(settings: Settings, path: Path) -> int:
     """Returns the bytes of the device's memory that a model at `path` needs at least, with all its replicas on a CPU,
-    and with an equal part on each of several GPUs.
+    and of the first of several GPUs.
 
     These are its weights as they are stored, the KV cache that is set or else that of one sequence, and the runtime;
     with a model that drafts, the weights and the KV cache of both.
@@ -30,16 +30,17 @@ def memory_need(settings: Settings, path: Path) -> int:
     """
     if settings.device.startswith("sim:"):
         return SERVICES
-    stored = _stored(settings, path)
-    if settings.device == "cuda":
-        return GPU_RUNTIME + (stored + _pool(settings, path, share=1.0)) // settings.tensor_parallel_size
-    pool = _pool(settings, path, share=POOL_SHARE)
+    cuda = settings.device == "cuda"
+    stored, pool = _stored(settings, path), _pool(settings, path, share=1.0 if cuda else POOL_SHARE)
+    drafting = 0
     if (draft := draft_model(settings)) is not None:
-        stored += _stored(draft, Path(draft.model))
+        drafting = _stored(draft, Path(draft.model))
         if settings.kv_cache_memory is None:  # which is for both pools; they have as many positions
             more = position_bytes(read_config(Path(draft.model)), draft)
-            pool += pool * more // max(position_bytes(read_config(path), settings), 1)
-    return SERVICES + (stored + pool) * settings.data_parallel_size
+            drafting += pool * more // max(position_bytes(read_config(path), settings), 1)
+    if cuda:
+        return GPU_RUNTIME + (stored + pool) // settings.tensor_parallel_size + drafting
+    return SERVICES + (stored + pool + drafting) * settings.data_parallel_size
 
 
 def _stored(settings: Settings, path: Path) -> int:

@@ -37,7 +37,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     max_model_len: Positive | None = None
     """draft_model: tokens of a text beyond which nothing is drafted; by default that model's context."""
     draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
-    """draft_model: only 1, as a CPU computes both models."""
+    """draft_model: only 1, as the first rank computes that model alone."""
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None = None
     """Tokens of a draft, at most; by default 8 with ngram and draft_model, and 16 with suffix."""
     prompt_lookup_max: Positive | None = None

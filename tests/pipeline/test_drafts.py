@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
+from pagewire.services.executor.speculation.drafter import Drafter
 from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
 from pagewire.services.executor.speculation.text_drafters import SuffixDrafter
 from pagewire.shared.messages.client import Result, TokenLogprobs
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.anyio
 
 PROMPTS: list[str | list[int]] = ["A train, a train, a train", "The market", [5 + place % 7 for place in range(40)]]
 SHORT = PROMPTS[1:2]
-PLAIN: dict[str, Any] = {"max_tokens": 32, "seed": 3, "temperature": 0.0, "ignore_eos": True}
+TIMEOUT = 1000.0
+"""Seconds that a request may take: Triton's interpreter is slow."""
+PLAIN: dict[str, Any] = {"seed": 3, "temperature": 0.0, "ignore_eos": True}
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -50,13 +53,17 @@ class Served(NamedTuple):
     load: dict[str, float]
 
 
-async def serve(prompts: Sequence[str | list[int]] = PROMPTS, **settings: Any) -> Served:
-    """Sends all requests at once."""
+async def serve(prompts: Sequence[str | list[int]] = PROMPTS, tokens: int = 32, **settings: Any) -> Served:
+    """Sends all requests at once, whose answers have up to so many `tokens`."""
     values: dict[str, Any] = {"model": str(checkpoint("llama")), "device": "cpu", "log_level": "error", "seed": 1}
     async with running(Settings(**values | {"num_kv_blocks": 400, "max_model_len": 120} | settings)) as pipeline:
-        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in prompts for fields in FIELDS]
+        several = [{**fields, "max_tokens": min(fields.get("max_tokens", tokens), tokens)} for fields in FIELDS]
+        requests = [(prompt, SamplingParams(**PLAIN | fields)) for prompt in prompts for fields in several]
         results = await asyncio.gather(
-            *(pipeline.client.generate(prompt, params, return_token_ids=True) for prompt, params in requests)
+            *(
+                pipeline.client.generate(prompt, params, return_token_ids=True, timeout=TIMEOUT)
+                for prompt, params in requests
+            )
         )
         await pipeline.until_idle()
         assert (pipeline.load("scheduler")["preemptions"] > 0) == (settings.get("num_kv_blocks", 400) < 100)
@@ -88,6 +95,14 @@ def choice_of(choice: Any) -> tuple[Any, ...]:
     return choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason, choice.logprobs
 
 
+def drafter_of(kind: str, texts: list[list[int]]) -> Drafter | None:
+    """Returns the drafter of a kind; None: the one of the settings."""
+    drafters = {"right": knowing, "wrong": wrong, "random": guessing}
+    if kind in drafters:
+        return drafters[kind](texts)
+    return SuffixDrafter(24, 2.0, 0.1) if kind == "suffix" else None
+
+
 TIGHT: dict[str, Any] = {"num_kv_blocks": 16, "max_num_batched_tokens": 48}
 
 
@@ -108,14 +123,7 @@ def beside(name: str) -> dict[str, Any]:
     ],
 )
 async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str, settings: dict[str, Any]) -> None:
-    texts = texts_of(plain)
-    drafter: Any = {
-        "right": knowing(texts),
-        "wrong": wrong(texts),
-        "random": guessing(texts),
-        "suffix": SuffixDrafter(24, 2.0, 0.1),
-    }.get(kind)
-    with drafting(drafter) as opened:
+    with drafting(drafter_of(kind, texts_of(plain))) as opened:
         served = await serve(**settings)
     check(served, plain)
     speculator = opened[0]
@@ -128,7 +136,9 @@ async def test_clients_get_the_same_whatever_is_drafted(plain: Served, kind: str
         assert speculator.accepted > 0.5 * speculator.drafted, "penalties and grammars make it wrong"
 
 
-CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8, "spec_type": "suffix"}
+TOKENS = 12
+"""Tokens of an answer, at most."""
+CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8}
 """Settings of a GPU that Triton's interpreter stands for."""
 
 
@@ -136,23 +146,33 @@ CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8,
 async def plain_on_cuda() -> Served:
     """Answers of a GPU without drafts; they are short, since the interpreter is slow."""
     with interpreted():
-        return await serve(SHORT, **CUDA | {"spec_type": "none"})
+        return await serve(SHORT, TOKENS, **CUDA)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["right", "wrong", "random", "suffix"])
-async def test_clients_of_a_gpu_get_the_same_whatever_is_drafted(plain_on_cuda: Served, kind: str) -> None:
-    texts = texts_of(plain_on_cuda)
-    drafters: Any = {"right": knowing, "wrong": wrong, "random": guessing}
-    with interpreted(), drafting(drafters[kind](texts) if kind in drafters else SuffixDrafter(24, 2.0, 0.1)) as opened:
-        served = await serve(SHORT, **CUDA)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("right", {"spec_type": "suffix"}),
+        ("wrong", {"spec_type": "suffix"}),
+        ("random", {"spec_type": "suffix"}),
+        ("suffix", {"spec_type": "suffix"}),
+        ("right model", beside("llama")),
+        ("other model", beside("gemma3")),
+    ],
+)
+async def test_clients_of_a_gpu_get_the_same_whatever_is_drafted(
+    plain_on_cuda: Served, kind: str, settings: dict[str, Any]
+) -> None:
+    with interpreted(), drafting(drafter_of(kind, texts_of(plain_on_cuda))) as opened:
+        served = await serve(SHORT, TOKENS, **CUDA | settings)
     for result, known in zip(served.results, plain_on_cuda.results, strict=True):
         for choice, same in zip(result.choices, known.choices, strict=True):
             assert choice_of(choice)[:-1] == choice_of(same)[:-1]
             check_logprobs(choice.logprobs or (), same.logprobs or ())
     assert opened[0].drafted > 0
-    if kind in ("right", "wrong"):
-        assert (opened[0].accepted > 0.5 * opened[0].drafted) == (kind == "right")
+    if kind in ("right", "wrong", "right model"):
+        assert (opened[0].accepted > 0.5 * opened[0].drafted) == (kind != "wrong")
 
 
 def check_logprobs(reports: Sequence[TokenLogprobs], known: Sequence[TokenLogprobs]) -> None:

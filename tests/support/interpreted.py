@@ -13,7 +13,6 @@ from pagewire.services.executor import devices, rank_processes
 from pagewire.services.executor.devices.cuda import open as opening
 from pagewire.services.executor.devices.cuda import part
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.part import CudaPart
 from pagewire.services.executor.devices.cuda.ranks import follower, leader
 from pagewire.services.executor.devices.ranks.startup import Measured
@@ -26,7 +25,7 @@ ROOM = 1 << 40
 
 def _measure(loaded: CudaPart) -> Measured:
     """Stands for the measured memory, without a step of padding."""
-    return Measured(ROOM, ROOM, KVPool.bytes_per_block(loaded.model.spec, loaded.settings.block_size, loaded.cached))
+    return Measured(ROOM, ROOM, loaded.block_bytes)
 
 
 @contextmanager

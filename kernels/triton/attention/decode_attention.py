@@ -54,9 +54,9 @@ def split_attention_kernel(
     JOINED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One program: all queries of one sequence for one KV head, over one split of the context.
+    """One program: BLOCK_M // GROUP queries of one sequence for one KV head, over one split of the context.
 
-    The last program of a sequence and KV head joins their splits, JOINED at a time.
+    The last program of these queries joins their splits, JOINED at a time.
     """
     wait_for_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -69,11 +69,15 @@ def split_attention_kernel(
     splits = tl.load(cu_splits + row + 1) - first_item
     first = tl.load(cu_queries + row)
     queries = tl.load(cu_queries + row + 1) - first
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    offset = part * BLOCK_Q
+    if offset >= queries:
+        return
     length = tl.load(lengths + row)
     slot = tl.load(slots + row).to(tl.int64)
 
     lanes = tl.arange(0, BLOCK_M)
-    local = lanes // GROUP
+    local = offset + lanes // GROUP
     head = kv_head * GROUP + lanes % GROUP
     live = (lanes < BLOCK_Q * GROUP) & (local < queries)
     positions = tl.where(live & (length > 0), length - queries + local, -1)
@@ -92,8 +96,8 @@ def split_attention_kernel(
         positions,
         kv_head,
         begin,
-        length - queries,
-        tl.minimum(begin + width, length),
+        length - queries + offset,
+        tl.minimum(begin + width, tl.minimum(length - queries + offset + BLOCK_Q, length)),
         key_cache,
         value_cache,
         block_tables + slot * table_width,
@@ -118,14 +122,14 @@ def split_attention_kernel(
     if splits == 1:
         tl.store(out + lane[:, None] * VALUE_SIZE + value_dims[None, :], result.to(out.dtype.element_ty), mask=real)
     else:
-        lane = (item.to(tl.int64) * BLOCK_Q + local) * (KV_HEADS * GROUP) + head
+        lane = (item.to(tl.int64) * (parts * BLOCK_Q) + local) * (KV_HEADS * GROUP) + head
         tl.store(partial + lane[:, None] * VALUE_SIZE + value_dims[None, :], result, mask=real)
         logarithm = tl.where(total > 0, maximum + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(logsum + lane, logarithm, mask=live)
-        if is_last_program(counters + row * KV_HEADS + kv_head, splits):
+        if is_last_program(counters + (row * parts + part) * KV_HEADS + kv_head, splits):
             join_splits(
-                out, partial, logsum, first_item, splits, first, queries, kv_head,
-                BLOCK_Q, KV_HEADS, GROUP, VALUE_SIZE, VALUE_PADDED, JOINED,
+                out, partial, logsum, first_item, splits, first, offset, tl.minimum(offset + BLOCK_Q, queries),
+                parts * BLOCK_Q, kv_head, KV_HEADS, GROUP, VALUE_SIZE, VALUE_PADDED, JOINED,
             )  # fmt: skip
 
 
@@ -135,6 +139,8 @@ class SplitPlan:
 
     capacity: int
     """Result of `plan_splits.capacity`."""
+    parts: int
+    """Programs by which the queries of a row are computed, at most, each over the whole split."""
     sizes: Mapping[str, int]
     """Result of `tiling`."""
     item_rows: torch.Tensor
@@ -148,7 +154,7 @@ class SplitPlan:
     logsum: torch.Tensor
     """float32 [items, queries, heads] base-2 logarithm of the sum of a split's weights."""
     counters: torch.Tensor
-    """int32 [R, kv_heads] programs of a row that have ended, while it runs; else 0."""
+    """int32 [R, parts, kv_heads] programs of a part that have ended, while it runs; else 0."""
 
 
 def tiling(layer: Attention, itemsize: int, cached: int, arch: int) -> dict[str, int]:
@@ -173,34 +179,45 @@ def tiling(layer: Attention, itemsize: int, cached: int, arch: int) -> dict[str,
     return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, **launch}
 
 
-def most_queries(layer: Attention) -> int:
-    """Returns the maximum number of queries of a row that the split kernel computes."""
-    return int(max(16, triton.next_power_of_2(layer.group))) // layer.group
+def most_queries(layer: Attention, parts: int = 1) -> int:
+    """Returns the maximum number of queries of a row that the split kernel computes in so many parts."""
+    return int(max(16, triton.next_power_of_2(layer.group))) // layer.group * parts
 
 
 def new_plan(
-    layer: Attention, rows: int, capacity: int, device: torch.device, dtype: torch.dtype, cached: torch.dtype
+    layer: Attention,
+    rows: int,
+    capacity: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    cached: torch.dtype,
+    queries: int = 1,
 ) -> SplitPlan:
-    """Allocates a plan for up to `rows` sequences, with queries of `dtype` and keys and values stored as `cached`."""
-    items, queries = most_items(rows, capacity), most_queries(layer)
+    """Allocates a plan for up to `rows` sequences, with queries of `dtype` and keys and values stored as `cached`.
+
+    Rows of up to `queries` queries are computed, or as many more as take no more programs.
+    """
+    parts = -(-queries // most_queries(layer))
+    items, queries = most_items(rows, capacity), most_queries(layer, parts)
     return SplitPlan(
         capacity=capacity,
+        parts=parts,
         sizes=known_options(tiling(layer, dtype.itemsize, cached.itemsize, current())),
         item_rows=torch.full((items,), -1, dtype=torch.int32, device=device),
         cu_splits=torch.zeros(rows + 1, dtype=torch.int32, device=device),
         split_size=torch.ones(1, dtype=torch.int32, device=device),
         partial=torch.empty(items, queries, layer.heads, layer.value_head_size, device=device),
         logsum=torch.empty(items, queries, layer.heads, device=device),
-        counters=torch.zeros(rows, layer.kv_heads, dtype=torch.int32, device=device),
+        counters=torch.zeros(rows, parts, layer.kv_heads, dtype=torch.int32, device=device),
     )
 
 
-def plan_batch(layer: Attention, batch: Batch, plan: SplitPlan) -> None:
-    """Writes to `plan` how the contexts of `batch` are split."""
+def plan_batch(layer: Attention, batch: Batch, plan: SplitPlan, parts: int = 1) -> None:
+    """Writes to `plan` how the contexts of the rows of `batch` are split that are computed in up to `parts` parts."""
     lengths, cu_queries = batch.lengths, batch.cu_queries
     items, tile = plan.item_rows[: most_items(len(lengths), plan.capacity)], plan.sizes["TILE"]
-    limit = most_queries(layer)
-    plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, items, plan.cu_splits, plan.split_size)
+    limits = most_queries(layer), most_queries(layer, parts)
+    plan_splits(lengths, cu_queries, plan.capacity, limits, tile, layer.window, items, plan.cu_splits, plan.split_size)
 
 
 def split_attention(
@@ -212,14 +229,15 @@ def split_attention(
     value_cache: torch.Tensor,
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    parts: int = 1,
 ) -> None:
     """Computes `paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
 
     A layer with chunks is not computed: its programs would share what they do not see.
-    `plan_batch` must have run on the same batch, for a layer with the same constants.
+    `plan_batch` must have run on the same batch with as many `parts`, for a layer with the same constants.
     """
     rows = len(batch.slots)
-    split_attention_kernel[most_items(rows, plan.capacity), layer.kv_heads](
+    split_attention_kernel[most_items(rows, plan.capacity), layer.kv_heads, parts](
         out,
         plan.partial,
         plan.logsum,

@@ -19,9 +19,10 @@ def join_splits(  # type: ignore[no-untyped-def]
     first_item: tl.tensor,
     splits: tl.tensor,
     first: tl.tensor,
-    queries: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    most: tl.tensor,
     kv_head: tl.tensor,
-    LIMIT: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -30,22 +31,22 @@ def join_splits(  # type: ignore[no-untyped-def]
 ):
     """Writes the average of the splits of each query, weighted by their sums of weights, for the heads of one KV head.
 
-    `partial` is float32 [items, LIMIT, heads, SIZE], `logsum` float32 [items, LIMIT, heads], in base 2 and minus
-    infinity where a split saw nothing. The splits are items from `first_item` on; the queries are tokens of `out`
-    [T, heads, SIZE] from `first` on.
+    `partial` is float32 [items, most, heads, SIZE], `logsum` float32 [items, most, heads], in base 2 and minus
+    infinity where a split saw nothing. The splits are items from `first_item` on; the queries [begin, end) are tokens
+    of `out` [T, heads, SIZE] from `first` + `begin` on.
     """
     member = tl.arange(0, triton.next_power_of_2(GROUP))
     dims = tl.arange(0, PADDED)
     head = kv_head * GROUP + member
     heads = KV_HEADS * GROUP
     real = (member < GROUP)[:, None] & (dims < SIZE)[None, :]
-    for local in tl.range(0, queries):
+    for local in tl.range(begin, end):
         accumulator = tl.zeros([member.shape[0], PADDED], dtype=tl.float32)
         maximum = tl.full([member.shape[0]], float("-inf"), dtype=tl.float32)
         total = tl.zeros([member.shape[0]], dtype=tl.float32)
         for start in tl.range(0, splits, TILE):
             split = start + tl.arange(0, TILE)
-            lanes = ((first_item + split).to(tl.int64) * LIMIT + local)[:, None] * heads + head[None, :]
+            lanes = ((first_item + split).to(tl.int64) * most + local)[:, None] * heads + head[None, :]
             there = (split < splits)[:, None] & (member < GROUP)[None, :]
             # Other multiprocessors have written them: the first-level cache may have what was there before.
             sums = tl.load(logsum + lanes, mask=there, other=float("-inf"), cache_modifier=".cg")

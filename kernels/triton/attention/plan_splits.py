@@ -36,6 +36,7 @@ def plan_splits_kernel(
     items: tl.int32,
     rows: tl.int32,
     capacity: tl.int32,
+    width: tl.int32,
     limit: tl.int32,
     tile: tl.int32,
     window: tl.int32,
@@ -51,15 +52,16 @@ def plan_splits_kernel(
     begin = tl.where(window > 0, tl.maximum(length - queries - window + 1, 0) // tile * tile, 0)
     short = (queries > 0) & (queries <= limit)
     tiles = tl.where(short, tl.maximum((length - begin + tile - 1) // tile, 1), 0)
+    programs = (queries + width - 1) // width  # of each split
     longest = tl.maximum(tl.max(tiles, 0), 1)
-    smallest = tl.maximum((tl.sum(tiles, 0) + 4 * capacity - 1) // (4 * capacity), 1)
+    smallest = tl.maximum((tl.sum(tiles * programs, 0) + 4 * capacity - 1) // (4 * capacity), 1)
     step = tl.maximum(smallest // 8, 1)
 
     best = smallest
     least = smallest * 0 + 0x7FFFFFFF
     for candidate in range(CANDIDATES):
         size = smallest + candidate * step
-        count = tl.sum((tiles + size - 1) // size, 0)
+        count = tl.sum((tiles + size - 1) // size * programs, 0)
         cost = (count + capacity - 1) // capacity * (tl.minimum(size, longest) + 1)
         best = tl.where(cost < least, size, best)
         least = tl.minimum(cost, least)
@@ -78,15 +80,16 @@ def plan_splits(
     lengths: torch.Tensor,
     cu_queries: torch.Tensor,
     capacity: int,
-    limit: int,
+    limits: tuple[int, int],
     tile: int,
     window: int,
     item_rows: torch.Tensor,
     cu_splits: torch.Tensor,
     split_size: torch.Tensor,
 ) -> None:
-    """Splits the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
+    """Splits the contexts of sequences with few queries into items of `split_size` tiles of `tile` positions.
 
+    `limits` are the queries of a program and those of a row, at most.
     All tensors are int32. Reads `lengths` [R], in positions, and `cu_queries` [R + 1]. Writes `item_rows`
     [`most_items`], the row of each item and -1 behind the last one, `cu_splits` [R + 1], the index of each row's first
     item, and `split_size` [1], in tiles. A row with no queries or too many has no items.
@@ -101,7 +104,7 @@ def plan_splits(
         len(item_rows),
         rows,
         capacity,
-        limit,
+        *limits,
         tile,
         window,
         ROWS=max(FEWEST, triton.next_power_of_2(rows)),

@@ -37,10 +37,11 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support kv-cache-dtype {settings.kv_cache_dtype}: set it to auto"
         )
-    if settings.quantization in ("int8", "int4") and settings.device != "cpu":
-        raise ConfigurationError(
-            f"device {settings.device} does not support quantization {settings.quantization}: set it to auto"
-        )
+    for each in (settings, draft_model(settings)):
+        if each is not None and each.quantization in ("int8", "int4") and settings.device != "cpu":
+            raise ConfigurationError(
+                f"device {settings.device} does not support quantization {each.quantization}: set it to auto"
+            )
     if settings.quantization in ("int8", "int4") and settings.load_format == "dummy":
         raise ConfigurationError(
             f"load-format dummy does not support quantization {settings.quantization}: set it to auto"
@@ -58,8 +59,6 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
     if settings.enable_lora and settings.tensor_parallel_size > 1:
         raise ConfigurationError("enable-lora does not work with a tensor-parallel-size above 1: leave one of them out")
-    if settings.device == "cuda" and draft_model(settings) is not None:
-        raise ConfigurationError("device cuda does not support a draft model: set spec-type to suffix, ngram or none")
     if settings.device == "cpu":
         return open_cpu(settings, folder)
     if settings.device == "cuda":

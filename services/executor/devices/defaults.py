@@ -32,6 +32,8 @@ STEP_DRAFTS = 128
 """Drafted tokens of a step on a GPU, at most: the logits of each, of the whole vocabulary, are in memory at once."""
 DRAFTED_ROWS = 64
 """Rows that sample beyond which nothing is drafted on a GPU: it waits while the host searches their texts."""
+DRAFT_MODEL_TOKENS = 256
+"""Positions that a step of a model that drafts computes, at most: the other model waits for it."""
 
 
 def defaults_of(device: str) -> Defaults:

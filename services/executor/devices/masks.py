@@ -44,6 +44,13 @@ class Masks:
     def fill(self, slots: Int64, *, drafted: bool = False) -> None:
         """Computes the masks of the `slots` [R] that have a grammar, maybe beyond `drafted` tokens. Releases the
         interpreter lock meanwhile."""
+        self._compute(slots, drafted=drafted)
+
+    def report_limit(self, slot: int) -> None:
+        """Has the grammar of a slot say so if it is beyond a limit."""
+        self._compute(np.array([slot]), drafted=False)
+
+    def _compute(self, slots: Int64, *, drafted: bool) -> None:
         rows, matchers = [], []
         for slot in slots.tolist():
             grammar = self._grammars[slot]

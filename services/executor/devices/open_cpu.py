@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import structlog
 import torch
 
@@ -24,6 +23,7 @@ from pagewire.services.executor.devices.cpu.ranks.device import RankedCpuDevice
 from pagewire.services.executor.devices.cpu.ranks.followers import CpuFollowers
 from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
 from pagewire.services.executor.devices.defaults import MAX_DRAFTS, slots_of
+from pagewire.services.executor.devices.draft_settings import draft_settings
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import CausalLM
@@ -31,8 +31,7 @@ from pagewire.services.executor.models.registry import is_native
 from pagewire.services.executor.rank_processes import MAX_RANKS
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.memory_need import POOL_SHARE
-from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config, tokenizer_folder
-from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.settings.speculation import draft_model
 
@@ -85,8 +84,10 @@ def _open(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuF
     loaded = _load(settings, folder, kernels, followers)
     if followers is not None:
         followers.await_loaded()
-    small = draft_model(settings)
-    draft = None if small is None else _load_draft(settings, small, loaded, kernels)
+    if draft_model(settings) is not None and not loaded.compiled:
+        raise ConfigurationError("transformers computes this model, without drafted tokens: set spec-type to none")
+    small = draft_settings(settings, loaded.length)
+    draft = None if small is None else _load(small, folder_of(small), kernels)
 
     def compute_on(count: int) -> None:
         kernels.threads = count
@@ -199,26 +200,3 @@ def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuF
         if targets is not None:
             adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
     return _Loaded(model, kernels, length, cached, block_bytes, width, compiled, adapters)
-
-
-def _load_draft(settings: Settings, small: Settings, loaded: _Loaded, kernels: CpuKernels) -> _Loaded:
-    """Loads the model that drafts for one that is `loaded`; its settings are `small`."""
-    if not loaded.compiled:
-        raise ConfigurationError("transformers computes this model, without drafted tokens: set spec-type to none")
-    ids, own = (
-        load_tokenizer(tokenizer_folder(each)).backend.get_vocab(with_added_tokens=True) for each in (small, settings)
-    )
-    if ids != own:
-        raise ConfigurationError(
-            f"the tokenizer of the draft model {small.model} has other tokens than the model's, such as "
-            f"{_difference(ids, own)}: give a draft model with the same tokenizer"
-        )
-    folder = folder_of(small)
-    length = min(max_model_len(small, read_config(folder)), loaded.length)
-    return _load(msgspec.structs.replace(small, max_model_len=length), folder, kernels)
-
-
-def _difference(ids: dict[str, int], own: dict[str, int]) -> str:
-    """Returns, in words, a token that has other ids in two tokenizers."""
-    token = min(token for token, id_ in ids.items() ^ own.items())
-    return f"{token!r}, {ids.get(token, 'none')} instead of {own.get(token, 'none')}"

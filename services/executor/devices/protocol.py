@@ -291,6 +291,13 @@ class Device(Protocol):
     def remove(self, slot: int) -> None:
         """Frees a slot. The content of its blocks stays."""
 
+    def rewind(self, slot: int, length: int) -> None:
+        """Forgets the tokens of a slot but the first `length`, which it has computed: the next step gives others.
+
+        Only where no step is pending. By default nothing is kept that the next step would not overwrite.
+        """
+        return
+
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies the KV of block `sources[i]` into block `targets[i]`, for each i; no target is a source.
 

@@ -8,15 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
+from pagewire.services.executor.devices.defaults import DRAFT_MODEL_TOKENS
 from pagewire.services.executor.devices.protocol import Device, Float64, Int64, StepBatch
 from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow, NewSequence
 from pagewire.services.executor.speculation.step_cost import StepCost
-from pagewire.shared.sampling_parameters import PARAMETERS, record
+from pagewire.shared.sampling_parameters import PARAMETERS, Record, record
 
 MATCH_LENGTH = 32
 """`Draft.match_length` of every draft: all its tokens are of one class, whose rate is learnt."""
-PROMPT_TOKENS = 256
-"""Positions that one call computes, at most, of texts that the model has not seen: other rows wait for them."""
 FILTERS = (*(parameter.name for parameter in PARAMETERS if not parameter.penalty), "key")
 """Columns of a sequence's record with which its drafts are sampled. With the random numbers of the sequence itself, a
 model that is sure of the same tokens draws the same."""
@@ -26,6 +25,7 @@ model that is sure of the same tokens draws the same."""
 class _Sequence:
     """State of a sequence in the draft model."""
 
+    sampling: Record
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     """Positions whose keys and values are there."""
@@ -57,13 +57,14 @@ class _Chunk(NamedTuple):
 class DraftModel(Drafter):
     """Drafts by a model with slots and a KV pool of its own.
 
-    A sequence takes blocks when it is drafted for, and keeps them until it ends. Where no block is left, and beyond the
-    model's context, nothing is drafted. A text that the model has not seen, such as a prompt, or all of a sequence that
-    comes back after a preemption, is computed first, `PROMPT_TOKENS` at a time.
+    A sequence takes a slot and blocks when it is drafted for, and keeps them until it ends. Where no block is left, and
+    beyond the model's context, nothing is drafted. A text that the model has not seen, such as a prompt, or all of a
+    sequence that comes back after a preemption, is computed first, `DRAFT_MODEL_TOKENS` at a time.
     """
 
     def __init__(self, device: Device, vocab_size: int) -> None:
         """`device` computes the model; ids from `vocab_size` on are not in the vocabulary of the other one."""
+        self.max_length = device.capacity.max_model_len + 1
         self._device = device
         self._vocab_size = vocab_size
         self._cost = StepCost()
@@ -74,14 +75,14 @@ class DraftModel(Drafter):
 
     @override
     def begin(self, slot: int, sequence: NewSequence) -> None:
-        drawn = record(**{name: sequence.sampling[name].item() for name in FILTERS})
-        self._device.add(slot, [], drawn)
-        self._sequences[slot] = _Sequence()
+        self._sequences[slot] = _Sequence(record(**{name: sequence.sampling[name].item() for name in FILTERS}))
 
     @override
     def end(self, slot: int, text: Int64) -> None:
-        self._device.remove(slot)
-        self._free += self._sequences.pop(slot).blocks
+        blocks = self._sequences.pop(slot).blocks
+        if blocks:
+            self._device.remove(slot)
+        self._free += blocks
 
     @override
     def seconds(self, rows: int, most: int) -> Float64:
@@ -117,8 +118,9 @@ class DraftModel(Drafter):
             if row.room < 1 or end > capacity.max_model_len or int(text.max()) >= capacity.vocab_size:
                 continue
             if self._reserve(row.slot, end):
+                self._device.rewind(row.slot, sequence.computed)
                 chunks.append(_Chunk(index, row.slot, text.tolist(), samples=True))
-        left, cut = PROMPT_TOKENS, []
+        left, cut = DRAFT_MODEL_TOKENS, []
         for chunk in sorted(chunks, key=lambda chunk: len(chunk.tokens)):
             tokens = chunk.tokens[:left]
             left -= len(tokens)
@@ -132,6 +134,8 @@ class DraftModel(Drafter):
         missing = -(-positions // self._device.capacity.block_size) - len(blocks)
         if missing > len(self._free):
             return False
+        if not blocks:
+            self._device.add(slot, [], self._sequences[slot].sampling)
         for _ in range(missing):
             entry = self._free.pop()
             blocks.append(entry)

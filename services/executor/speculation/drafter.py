@@ -45,6 +45,9 @@ NO_DRAFT = Draft([], [], 0)
 class Drafter(Protocol):
     """Guesses the next tokens of texts. A wrong guess costs time and never changes a text."""
 
+    max_length: int | None = None
+    """Tokens of a text with its drafts, at most; None: any number."""
+
     def begin(self, slot: int, sequence: NewSequence) -> None:
         """Drafts for a new sequence in a slot. By default nothing is kept of it."""
         return

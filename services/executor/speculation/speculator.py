@@ -22,6 +22,8 @@ LEAST_SURVIVAL = 0.15
 HOST_SECONDS = 0.0005
 """Time in which a device that runs ahead has no work before a step with drafts, beside that of finding these. It is an
 assumption."""
+UNKNOWN = -1
+"""Stands for a drafted token that nobody needs yet."""
 PACE = 0.05
 """Share by which the time of a search follows the last one."""
 LIKELY_TOKENS, MOST_SURVIVAL = 8, 0.9
@@ -57,7 +59,8 @@ class Speculator:
         self._most = most
         self._capacity = capacity
         self._ahead = ahead
-        self._search = 0.0  # seconds of finding drafts for a row
+        self._takes_time = drafter.seconds(1, 1) is not None
+        self._search = 0.0  # seconds of searching the text of a row
         self._acceptance = Acceptance(capacity.max_num_seqs)
         self._sequences: dict[int, _Sequence] = {}
         self._match_lengths: dict[int, int] = {}  # of the last draft of a slot
@@ -76,22 +79,31 @@ class Speculator:
             self._drafter.end(slot, text)
 
     def draft_rows(
-        self, slots: Int64, known: Int64, room: Int64, tokens: Int64, positions: int
+        self, slots: Int64, known: Int64, room: Int64, tokens: Int64, positions: int, *, in_flight: bool = False
     ) -> Sequence[Sequence[int]]:
         """Returns the tokens to verify behind each of a step's rows [R] that sample, in a step of so many `positions`.
 
         The texts of the `slots` [R] are the first `known` [R] tokens of their rows of `tokens` [slots, N]; up to `room`
-        [R] tokens may be drafted.
+        [R] tokens may be drafted. `in_flight`: the texts lack tokens, and the drafts only say whether some are likely
+        later. A drafter that takes time is not asked then, and all that it is likely to draft is `UNKNOWN`.
         """
         drafts: list[Sequence[int]] = [()] * len(slots)
         if not len(slots) or not self.pays(len(slots), positions):
             return drafts
         began = time.thread_time()
+        if self._drafter.max_length is not None:
+            room = np.minimum(room, self._drafter.max_length - known)
         rows = [row for row, slot in enumerate(slots.tolist()) if room[row] > 0 and slot in self._sequences]
         texts = [DraftRow(int(slots[row]), tokens[slots[row], : known[row]], int(room[row])) for row in rows]
-        for row, drafted in zip(rows, self.draft(texts, len(slots), positions) if texts else (), strict=True):
+        if not texts:
+            return drafts
+        if self._takes_time and in_flight:
+            unknown = [UNKNOWN] * self._depth(texts, len(slots), positions)
+            return [unknown if row in rows else () for row in range(len(slots))]
+        for row, drafted in zip(rows, self.draft(texts, len(slots), positions), strict=True):
             drafts[row] = drafted
-        self._search += PACE * ((time.thread_time() - began) / len(slots) - self._search)
+        if not self._takes_time:
+            self._search += PACE * ((time.thread_time() - began) / len(slots) - self._search)
         return drafts
 
     def draft(self, rows: Sequence[DraftRow], sampling: int, positions: int) -> list[list[int]]:

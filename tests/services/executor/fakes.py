@@ -170,6 +170,11 @@ class FakeDevice:
     def remove(self, slot: int) -> None:
         del self.tables[slot], self.records[slot], self.stop_ids[slot]
 
+    def rewind(self, slot: int, length: int) -> None:
+        assert not self.pending
+        assert slot in self.tables
+        assert length >= 0
+
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.copies += zip(sources, targets, strict=True)
 

@@ -33,6 +33,12 @@ def test_a_model_that_drafts_needs_as_much_again_if_it_is_as_large() -> None:
     assert need(kv_cache_memory=12345, speculative_config=twin) == SERVICES + 2 * WEIGHTS + 12345
 
 
+def test_the_first_of_several_gpus_has_the_whole_model_that_drafts() -> None:
+    gpu = {"device": "cuda", "max_model_len": 100, "tensor_parallel_size": 2}
+    more = need(**gpu, speculative_config=f'{{"model": "{BUNDLED}"}}') - need(**gpu)
+    assert more == WEIGHTS + 100 * POSITION
+
+
 def test_a_simulated_model_needs_only_its_services() -> None:
     assert need(device="sim:h100") == SERVICES
 

@@ -82,10 +82,12 @@ class CudaDevice(Device):
         adapters: CudaAdapters | None = None,
         masks: Masks | None = None,
         check_tokens: CheckTokens | None = None,
+        draft_model: "CudaDevice | None" = None,
     ) -> None:
         """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens. `backend` attends.
         `adapters` are attached to the model; None: there are none. `masks` are those of the grammars of slots; None:
-        the device makes some. `check_tokens` checks the tokens of each step; None: nothing does.
+        the device makes some. `check_tokens` checks the tokens of each step; None: nothing does. `draft_model` drafts;
+        None: no model does.
 
         `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
         `max_tokens` tokens.
@@ -93,6 +95,7 @@ class CudaDevice(Device):
         slots, places = capacity.max_num_seqs, capacity.max_num_seqs + capacity.max_step_drafts
         self.capacity = capacity
         self.adapters = self._updates = adapters
+        self.draft_model = draft_model
         self._model = model
         self._pool = pool
         self._runtime = runtime
@@ -119,7 +122,7 @@ class CudaDevice(Device):
     @property
     @override
     def busy(self) -> float:
-        return self._outputs.busy
+        return self._outputs.busy + (0.0 if self.draft_model is None else self.draft_model.busy)
 
     def capture(self) -> None:
         """Captures both parts of a step in every size. Kernels of larger steps are launched one by one."""
@@ -168,13 +171,18 @@ class CudaDevice(Device):
         """Does nothing: the next `add` overwrites the slot."""
 
     @override
+    def rewind(self, slot: int, length: int) -> None:
+        self._held[slot] = min(self._held[slot], length)
+
+    @override
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         numbers = self._on_device(np.array([*sources, *targets], np.int64))
         self._pool.copy(numbers[: len(sources)], numbers[len(sources) :])
 
     @override
     def launch(self, batch: StepBatch) -> PendingCopy:
-        """Launches a step. The batch's token id is ignored where any earlier step sampled the token."""
+        """Launches a step. The batch's token id is ignored where any earlier step sampled the token, but for rewound
+        ones."""
         self._add_new_tokens(batch)
         places, values = _last_writes(self._changes)
         self._changes.clear()
@@ -239,6 +247,8 @@ class CudaDevice(Device):
         self._forwards.clear()
         self._samplers.clear()
         self._masks.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
         del self._model, self._pool, self._backend, self._memory
         self.adapters = self._updates = None
 

@@ -42,6 +42,6 @@ class DraftedTokens:
                         grammar.sampled(token)
                 if text[-1] >= 0:
                     text.extend(grammar.forced())
-                elif self._masks.of(int(rows.slots[row])) is grammar:  # says so if the grammar is beyond a limit
-                    self._masks.fill(rows.slots[row : row + 1])
+                elif self._masks.of(int(rows.slots[row])) is grammar:
+                    self._masks.report_limit(int(rows.slots[row]))
         return ReadTokens(*rows.columns(texts), kept & (tokens >= 0))

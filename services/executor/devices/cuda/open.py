@@ -16,7 +16,6 @@ from pagewire.services.executor.models.registry import build_model, is_native
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.settings.config import Settings, uses_flashinfer
-from pagewire.shared.settings.speculation import speculation
 
 
 def check_cache(kv_cache_dtype: str, version: tuple[int, int]) -> None:
@@ -65,7 +64,6 @@ def check_ranks(settings: Settings, config: dict[str, Any], gpus: int) -> None:
         ("enable-expert-parallel", settings.enable_expert_parallel),
         ("batch-invariant", settings.batch_invariant),
         ("attention-backend flashinfer", uses_flashinfer(settings)),
-        ("spec-type", speculation(settings) is not None),
     ):
         if used:
             raise ConfigurationError(f"{name} does not work with several GPUs: leave it out")
@@ -86,5 +84,5 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice | RankedCudaDevice
     if settings.tensor_parallel_size > 1:
         check_ranks(settings, config, torch.cuda.device_count())
         return open_ranks(settings, folder, config)
-    part = CudaPart.load(settings, folder, config, CudaRuntime())
+    part = CudaPart.load(settings, folder, config, CudaRuntime()).with_draft_model()
     return part.open(part.capacity([part.measure()]))

@@ -1,10 +1,11 @@
 """A model on a GPU, or a rank's part of it: loads it, measures the memory that it leaves, and opens the device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from pagewire.services.executor.adapters.targets import served_targets
@@ -26,7 +27,14 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.step_columns import StepColumns
-from pagewire.services.executor.devices.defaults import DRAFTED_ROWS, GPU, MAX_DRAFTS, STEP_DRAFTS, slots_of
+from pagewire.services.executor.devices.defaults import (
+    DRAFT_MODEL_TOKENS,
+    DRAFTED_ROWS,
+    GPU,
+    STEP_DRAFTS,
+    slots_of,
+)
+from pagewire.services.executor.devices.draft_settings import draft_settings
 from pagewire.services.executor.devices.gathered_attention import GatheredPool
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.masks import Masks
@@ -36,7 +44,7 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.services.executor.models.shard import ALONE, Collectives, Shard
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.models.model_folder import max_model_len
+from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config
 from pagewire.shared.settings.config import Settings, uses_flashinfer
 from pagewire.shared.settings.speculation import speculation
 
@@ -44,7 +52,7 @@ FP8 = torch.float8_e4m3fn
 FP8_SINCE = (8, 9)
 """First compute capability with instructions to convert to and from fp8."""
 GRAPHS = 1 << 30
-"""Bytes reserved for captured graphs, which are allocated after the KV pool."""
+"""Bytes reserved for the captured graphs of a model, which are allocated after the KV pool."""
 BACKENDS: Mapping[str, Callable[[KVPool, Capacity, Runtime], AttentionBackend]] = {
     "triton": TritonBackend,
     "TRITON_ATTN": TritonBackend,
@@ -67,6 +75,8 @@ class CudaPart:
     cached: torch.dtype
     """Dtype of the KV pool."""
     adapters: CudaAdapters | None
+    draft: "CudaPart | None" = None
+    """The model that drafts, which is whole; None: there is none."""
 
     @classmethod
     def load(
@@ -109,6 +119,32 @@ class CudaPart:
         adapters.attach(model)
         return cls(settings, runtime, model, length, dtype, cached, adapters)
 
+    def with_draft_model(self) -> "CudaPart":
+        """Returns this part beside the model that drafts, if the settings name one. Of several ranks only the first has
+        it.
+
+        Raises:
+            ConfigurationError: that model cannot be loaded, or has another tokenizer.
+        """
+        small = draft_settings(self.settings, self.length)
+        if small is None:
+            return self
+        # Whatever it drafts changes no text, so its results may depend on the batch.
+        small = msgspec.structs.replace(
+            small, max_num_batched_tokens=DRAFT_MODEL_TOKENS, batch_invariant=False, attention_backend="triton"
+        )
+        folder = folder_of(small)
+        return replace(self, draft=CudaPart.load(small, folder, read_config(folder), self.runtime))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all layers of a group, and of as many positions of the model that drafts."""
+        spec = self.model.spec
+        own = KVPool.bytes_per_block(spec, self.settings.block_size, self.cached)
+        if self.draft is None:
+            return own
+        return own + -(-self.draft.block_bytes * len(self.draft.model.spec.groups.windows) // len(spec.groups.windows))
+
     @property
     def tokens(self) -> int:
         """Tokens that most steps have at most."""
@@ -116,14 +152,16 @@ class CudaPart:
 
     def measure(self) -> Measured:
         """Returns how much memory the GPU has left for the KV pool, beside the largest step. All ranks call it."""
-        settings, spec = self.settings, self.model.spec
+        settings, block_bytes, graphs = self.settings, self.block_bytes, GRAPHS
         self._run_padding()
+        if self.draft is not None:
+            self.draft._run_padding()
+            graphs += GRAPHS
         free, total = torch.cuda.mem_get_info()
-        block_bytes = KVPool.bytes_per_block(spec, settings.block_size, self.cached)
         usable = free - int(total * (1 - settings.gpu_memory_utilization))
         if settings.model_memory is not None:
             usable = min(usable, settings.model_memory - torch.cuda.memory_reserved())
-        return Measured(usable - GRAPHS - block_bytes, free - block_bytes, block_bytes)
+        return Measured(usable - graphs - block_bytes, free - block_bytes, block_bytes)
 
     def capacity(self, ranks: Sequence[Measured]) -> Capacity:
         """Returns the sizes of the device, whose pool fits the GPUs of all `ranks`.
@@ -146,6 +184,11 @@ class CudaPart:
 
         For `masks` and `check_tokens` see `CudaDevice`.
         """
+        draft_model = None
+        if self.draft is not None:
+            entries = capacity.num_blocks // len(capacity.windows)
+            blocks = entries * len(self.draft.model.spec.groups.windows)
+            draft_model = self.draft.open(self.draft._sizes(blocks, capacity.max_num_seqs))
         pool = self._pool(capacity)
         log_pool(capacity, KVPool.bytes_per_block(self.model.spec, capacity.block_size, self.cached))
         device = CudaDevice(
@@ -160,12 +203,13 @@ class CudaPart:
             adapters=self.adapters,
             masks=masks,
             check_tokens=check_tokens,
+            draft_model=draft_model,
         )
         device.capture()
         return device
 
     def _sizes(self, blocks: int, slots: int) -> Capacity:
-        spec, drafts = self.model.spec, speculation(self.settings) is not None
+        spec, drafts = self.model.spec, speculation(self.settings)
         return Capacity(
             num_blocks=blocks,
             block_size=self.settings.block_size,
@@ -176,9 +220,9 @@ class CudaPart:
             step_tokens=self.tokens,
             mixed_prompt_tokens=GPU.mixed_prompt_tokens,
             windows=spec.groups.windows,
-            max_drafts=MAX_DRAFTS if drafts else 0,
+            max_drafts=0 if drafts is None else drafts.tokens,
             # The one shape of all steps is the same with drafts and without.
-            max_step_drafts=STEP_DRAFTS if drafts or self.settings.batch_invariant else 0,
+            max_step_drafts=STEP_DRAFTS if drafts is not None or self.settings.batch_invariant else 0,
             max_drafted_step=min(self.tokens, LARGEST),
             max_drafted_rows=DRAFTED_ROWS,
         )

@@ -25,11 +25,11 @@ def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 32, **options: Any
     return Attention(heads, kv_heads, head_size, 1 / math.sqrt(head_size), **options)
 
 
-def planned(shape: Attention, case: Case, room: int) -> SplitPlan:
-    plan = new_plan(shape, len(case.batch.slots), room, DEVICE, case.query.dtype, case.key_cache.dtype)
+def planned(shape: Attention, case: Case, room: int, queries: int = 1) -> SplitPlan:
+    plan = new_plan(shape, len(case.batch.slots), room, DEVICE, case.query.dtype, case.key_cache.dtype, queries)
     plan.partial.fill_(torch.nan)
     plan.logsum.fill_(torch.nan)
-    plan_batch(shape, case.batch, plan)
+    plan_batch(shape, case.batch, plan, plan.parts)
     return plan
 
 
@@ -38,14 +38,16 @@ def check(
     case: Case,
     room: int = 6,
     sinks: torch.Tensor | None = None,
+    queries: int = 1,
 ) -> SplitPlan:
-    plan = planned(shape, case, room)
+    """Expects of rows with few queries what the reference says; a plan allows `queries` at least."""
+    plan = planned(shape, case, room, queries)
     out = case.poisoned()
-    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, sinks)
+    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, sinks, plan.parts)
     expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache, sinks)
     short = torch.zeros(len(case.query), dtype=torch.bool)
     for first, last in case.batch.cu_queries.cpu().unfold(0, 2, 1).tolist():
-        short[first:last] = last - first <= most_queries(shape)
+        short[first:last] = last - first <= most_queries(shape, plan.parts)
     written = out.cpu()[short]
     assert_close(written, expected[short[: case.live]], case.query.dtype)
     assert not plan.counters.any(), "the next layer counts from 0"
@@ -70,6 +72,16 @@ def test_few_and_many_splits_equal_the_reference(room: int) -> None:
 def test_verify_tokens_see_no_later_draft() -> None:
     shape = layer(4, 1)
     check(shape, paged_case(shape, [(4, 130), (2, 65), (1, 64), (3, 3)]))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}])
+def test_several_programs_compute_the_queries_of_a_row_with_many_drafts(options: dict[str, Any]) -> None:
+    shape = layer(8, 1, **options)
+    sinks = torch.linspace(-1, 2, 8, device=DEVICE)
+    plan = check(shape, paged_case(shape, [(5, 130), (1, 65), (6, 6), (7, 90), (2, 300)]), sinks=sinks, queries=5)
+    assert plan.parts == 3, "of two queries each"
+    assert plan.cu_splits.diff().tolist()[3] == 0, "seven are too many"
+    assert plan.cu_splits.diff()[4] > 1
 
 
 def test_longer_rows_are_left_to_the_mixed_kernel() -> None:

@@ -29,14 +29,19 @@ def join_all_kernel(
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: a row and a KV head, as the last program of decode attention joins them."""
+    """One program: a row and a KV head, as the last programs of decode attention join its first and last queries."""
     row = tl.program_id(0)
     begin, first = tl.load(cu_splits + row), tl.load(cu_queries + row)
     splits, queries = tl.load(cu_splits + row + 1) - begin, tl.load(cu_queries + row + 1) - first
     if splits > 1:
+        half = queries // 2
         join_splits(
-            out, partial, logsum, begin, splits, first, queries, tl.program_id(1),
-            LIMIT, KV_HEADS, GROUP, SIZE, PADDED, TILE,
+            out, partial, logsum, begin, splits, first, 0, half, LIMIT, tl.program_id(1),
+            KV_HEADS, GROUP, SIZE, PADDED, TILE,
+        )  # fmt: skip
+        join_splits(
+            out, partial, logsum, begin, splits, first, half, queries, LIMIT, tl.program_id(1),
+            KV_HEADS, GROUP, SIZE, PADDED, TILE,
         )  # fmt: skip
 
 

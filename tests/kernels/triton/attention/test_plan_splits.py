@@ -48,14 +48,17 @@ def test_the_capacity_is_at_least_one() -> None:
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 900)), min_size=1, max_size=9),
     st.sampled_from([1, 3, 33]),
     st.sampled_from([0, 70]),
+    st.sampled_from([(4, 4), (2, 6)]),
 )
-def test_the_kernel_equals_the_reference(rows: list[tuple[int, int]], room: int, window: int) -> None:
+def test_the_kernel_equals_the_reference(
+    rows: list[tuple[int, int]], room: int, window: int, limits: tuple[int, int]
+) -> None:
     lengths = int32([queries + cached if cached else 0 for queries, cached in rows])
     cu_queries = int32([0] + [queries for queries, _ in rows]).cumsum(0).int()
     cu_splits, size = torch.full((len(rows) + 1,), -1, dtype=torch.int32, device=DEVICE), int32([-1])
     items = torch.full((most_items(len(rows), room),), -7, dtype=torch.int32, device=DEVICE)
-    plan_splits(lengths, cu_queries, room, 4, 16, window, items, cu_splits, size)
-    expected, expected_size = reference(lengths, cu_queries, room, 4, 16, window)
+    plan_splits(lengths, cu_queries, room, limits, 16, window, items, cu_splits, size)
+    expected, expected_size = reference(lengths, cu_queries, room, limits, 16, window)
     owners = [row for row, splits in enumerate(expected.diff().tolist()) for _ in range(splits)]
     assert items.cpu().tolist() == owners + [-1] * (len(items) - len(owners))
     assert cu_splits.cpu().tolist() == expected.tolist()

@@ -55,11 +55,6 @@ def test_settings_of_adapters_are_not_ignored_where_adapters_are_off(name: str) 
     assert "needs enable-lora: set it too" in refusal(checkpoint("llama"), **{name: "a=/adapters/a"})
 
 
-def test_a_draft_model_beside_a_gpu_is_refused_by_name() -> None:
-    config = '{"method": "draft_model", "model": "small"}'
-    assert "draft model" in refusal(checkpoint("llama"), device="cuda", speculative_config=config)
-
-
 def test_settings_that_ranks_do_not_support_are_refused_by_name() -> None:
     assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
     assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)

@@ -71,7 +71,7 @@ def test_only_positions_of_wrong_drafts_are_computed_again(right: int) -> None:
 
 
 def test_a_long_text_is_computed_in_parts_and_drafted_for_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "PROMPT_TOKENS", 4)
+    monkeypatch.setattr(draft_model, "DRAFT_MODEL_TOKENS", 4)
     device = FakeDevice()
     drafter, text = opened(device, slots=2), [*range(1, 11)]
     rows = [DraftRow(0, np.array(text), 2), DraftRow(1, np.array([5]), 2)]

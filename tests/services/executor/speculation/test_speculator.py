@@ -44,11 +44,12 @@ FLAT = {1: 0.010, 8: 0.011, 64: 0.012}
 STEEP = {1: 0.010, 2: 0.020, 64: 0.640}
 
 
-def drafted(drafting: Speculator) -> list[int]:
+def drafted(drafting: Speculator, *, in_flight: bool = False) -> list[int]:
     """Returns how many tokens are drafted for the first two slots."""
     slots = np.arange(2)
     tokens = np.full((2, 9), 1)
-    return [len(draft) for draft in drafting.draft_rows(slots, slots * 0 + 3, slots * 0 + 9, tokens, 2)]
+    drafts = drafting.draft_rows(slots, slots * 0 + 3, slots * 0 + 9, tokens, 2, in_flight=in_flight)
+    return [len(draft) for draft in drafts]
 
 
 def test_where_positions_are_free_a_row_has_as_many_drafts_as_it_may() -> None:
@@ -113,16 +114,38 @@ class Costly(Constant):
         return super().draft(rows)
 
 
+def beside(drafter: Drafter) -> Speculator:
+    """Returns a speculator with two sequences whose steps cost as `FLAT` says."""
+    result = Speculator(drafter, 4, DRAFTING)
+    for positions, time in FLAT.items():
+        result.cost.observe(positions, time)
+    for slot in range(2):
+        result.begin(slot, NewSequence(record(), prompt_tokens=1), [], None)
+    return result
+
+
 @pytest.mark.parametrize(("seconds", "most"), [(0.0, 4), (0.001, 4), (0.0075, 1), (0.02, 0)])
 def test_no_more_is_drafted_than_the_time_of_drafting_pays_for(seconds: float, most: int) -> None:
     drafter = Costly(seconds)
-    costly = Speculator(drafter, 4, DRAFTING)
-    for positions, time in FLAT.items():
-        costly.cost.observe(positions, time)
-    costly.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
-    (tokens,) = costly.draft(rows(1), 1, 1)
+    (tokens,) = beside(drafter).draft(rows(1), 1, 1)
     assert len(tokens) == most
     assert drafter.limits == [most] * (most > 0), "what does not pay is not even asked for"
+
+
+@pytest.mark.parametrize(("seconds", "likely"), [(0.001, True), (0.02, False)])
+def test_while_tokens_are_in_flight_a_drafter_that_takes_time_is_not_asked(seconds: float, likely: bool) -> None:
+    drafter = Costly(seconds)
+    assert any(drafted(beside(drafter), in_flight=True)) == likely
+    assert not drafter.limits
+    assert any(drafted(beside(drafter))) == likely
+
+
+def test_texts_at_the_greatest_length_of_a_drafter_are_not_waited_for() -> None:
+    drafter = Costly(0.001)
+    drafter.max_length = 3
+    assert drafted(beside(drafter), in_flight=True) == drafted(beside(drafter)) == [0, 0]
+    drafter.max_length = 5
+    assert drafted(beside(drafter)) == [2, 2]
 
 
 def test_a_step_has_no_more_drafts_than_its_device_verifies() -> None:

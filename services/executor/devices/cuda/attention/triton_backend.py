@@ -16,6 +16,9 @@ from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 
+MOST_QUERIES = 32
+"""Queries of a row whose context programs share, at most: each has partial results for every split."""
+
 
 class TritonAttention(BucketAttention):
     """Attention by the kernels of this project. Its launches depend on the shapes of its tensors only."""
@@ -37,7 +40,7 @@ class TritonAttention(BucketAttention):
         if not self._split:
             return
         for layer, plan in self._plans.items():
-            decode_attention.plan_batch(layer, self._batches[0], plan)
+            decode_attention.plan_batch(layer, self._batches[0], plan, 1 if self._decode else plan.parts)
 
     @override
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
@@ -47,8 +50,9 @@ class TritonAttention(BucketAttention):
         shortest = 1
         if self._split and not attention.chunk:
             plan = self._plans[attention]
-            decode_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks)
-            shortest = decode_attention.most_queries(attention) + 1
+            parts = 1 if self._decode else plan.parts
+            decode_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks, parts)
+            shortest = decode_attention.most_queries(attention, parts) + 1
         if not self._decode or attention.chunk:
             paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
         return out
@@ -69,6 +73,7 @@ class TritonBackend(AttentionBackend):
                 runtime.device,
                 pool.dtype,
                 pool.cached,
+                min(1 + capacity.max_drafts, MOST_QUERIES),
             )
             for layer in dict.fromkeys(pool.layers)
         }

@@ -81,7 +81,7 @@ class RankedCudaDevice(Device):
 
     def __init__(self, own: CudaDevice, followers: CudaFollowers, calls: DeviceCalls) -> None:
         """`own` is the device of this rank."""
-        self.capacity = own.capacity
+        self.capacity, self.draft_model = own.capacity, own.draft_model
         self._own, self._followers, self._calls = own, followers, calls
 
     @property
@@ -147,6 +147,7 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
     try:
         shard = Shard(0, settings.tensor_parallel_size)
         part = CudaPart.load(settings, folder, config, runtime, shard, followers.collectives)
+        part = part.with_draft_model()
         followers.await_loaded()
         followers.watch(followers.page.beats)
         followers.tell(Connect())

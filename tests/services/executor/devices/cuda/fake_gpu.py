@@ -36,9 +36,12 @@ from pagewire.services.executor.devices.cuda.graph_sizes import Bucket
 from pagewire.services.executor.devices.cuda.kv_pool import KVPool
 from pagewire.services.executor.devices.cuda.part import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import Moment
+from pagewire.services.executor.devices.defaults import DRAFT_MODEL_TOKENS
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.models.shard import Collectives, Shard, Units
+from pagewire.services.executor.speculation.draft_model import DraftModel
+from pagewire.services.executor.speculation.drafter import DraftRow, NewSequence
 from pagewire.shared.sampling_parameters import record
 from tests.kernels.triton.ahead.compile import configurations
 from tests.kernels.triton.ahead.configuration import Configuration
@@ -305,6 +308,14 @@ def device_of(
     return CudaDevice(model, capacity, pool, runtime, BUDGET, backend=BACKENDS[backend], adapters=adapters)
 
 
+def draft_model_of(config: dict[str, Any], runtime: FakeRuntime) -> CudaDevice:
+    """Returns the device of a model in bf16 that drafts, with nothing captured."""
+    model = with_kernels(build_model(config).to(torch.bfloat16), CONTEXT, runtime.device)
+    capacity = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size)
+    pool = KVPool(model.spec, capacity, torch.bfloat16, runtime, DRAFT_MODEL_TOKENS)
+    return CudaDevice(model, capacity, pool, runtime, DRAFT_MODEL_TOKENS)
+
+
 def serve(device: CudaDevice) -> None:
     """Runs steps of all kinds: prompts and decodes, edits, logprobs, larger than any graph, and copies of blocks."""
     edits = Edits(
@@ -331,6 +342,18 @@ def decode(device: CudaDevice) -> None:
         device.add(slot, [slot], record())
     for position in range(3):
         device.launch(batch_of(*((slot, position, [0], True) for slot in range(SLOTS)))).wait()
+
+
+def draft(device: CudaDevice) -> None:
+    """Drafts behind texts of which the model knows nothing, a part, and all but wrong drafts. It samples zeros."""
+    drafter = DraftModel(device, device.capacity.vocab_size)
+    texts = [np.arange(1, length) for length in (4, 40, 3 * DRAFT_MODEL_TOKENS)]
+    for slot in range(len(texts)):
+        drafter.begin(slot, NewSequence(record(temperature=1.0), prompt_tokens=3))
+    for _ in range(5):
+        drafts = drafter.draft([DraftRow(slot, text, 3) for slot, text in enumerate(texts)])
+        texts = [np.append(text, [*each.tokens[:1], 9]) for text, each in zip(texts, drafts, strict=True)]
+    assert all(each.tokens == [0, 0, 0] for each in drafts)
 
 
 def verify(device: CudaDevice, steps: Sequence[tuple[int, int]]) -> dict[str, dict[str, int]]:
@@ -384,25 +407,32 @@ def observe(
     backend: str = "triton",
     max_loras: int = 0,
     ranks: int = 1,
+    draft_model: dict[str, Any] | None = None,
 ) -> Findings:
-    """Opens the model on a GPU, captures its graphs and runs steps."""
+    """Opens the model on a GPU, and the `draft_model` if there is one, captures their graphs and runs steps."""
     driver = FakeDriver(arch, compiles=compiles)
     runtime, collectives = FakeRuntime(driver), CountedCollectives(driver)
     with active(driver):
         device = device_of(config, runtime, cached, backend, max_loras, ranks, collectives)
+        small = None if draft_model is None else draft_model_of(draft_model, runtime)
         with Operations(runtime.pinned_storages) as captured:
             device.capture()
+            captures = list(runtime.graphs)
+            if small is not None:
+                small.capture()
         forms = set(driver.forms)
         with Operations(runtime.pinned_storages) as operations:
             serve(device)
+            if small is not None:
+                draft(small)
             drafted = verify(device, [(1, 1), (1, 7), (4, 5), (12, 1)] if device._backend.captures_mixed else [])
             adapted = decode_with_adapters(device, (0, 1, max_loras)) if max_loras else {}
             before = collectives.calls
             decode(device)
     known = {form_of(configuration.on(arch)) for _, configuration in configurations() if arch in configuration.parts}
     buckets: list[Bucket] = device._buckets.captured
-    sampling = dict(zip(device._buckets.sampled, runtime.graphs[len(buckets) :], strict=True))
-    graphs = [graph + sampling[bucket.rows] for bucket, graph in zip(buckets, runtime.graphs, strict=False)]
+    sampling = dict(zip(device._buckets.sampled, captures[len(buckets) :], strict=True))
+    graphs = [graph + sampling[bucket.rows] for bucket, graph in zip(buckets, captures, strict=False)]
     return Findings(
         launches={
             f"{'decode' if bucket.decode else 'mixed'} {bucket.tokens}": dict(graph)
@@ -429,6 +459,7 @@ def main() -> None:
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
     parser.add_argument("--adapters", type=int, default=0, help="the most adapters of a step")
     parser.add_argument("--ranks", type=int, default=1, help="GPUs that share the model")
+    parser.add_argument("--draft-model", choices=MODELS, help="the model that drafts; by default none does")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     options = parser.parse_args()
     config = MODELS[options.model] | {"num_hidden_layers": LAYERS}
@@ -442,6 +473,7 @@ def main() -> None:
         backend=options.attention,
         max_loras=options.adapters,
         ranks=options.ranks,
+        draft_model=MODELS[options.draft_model] | {"num_hidden_layers": LAYERS} if options.draft_model else None,
     )
     for bucket, launches in observations.launches.items():
         print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from random import Random
 
 import msgspec
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 
 from pagewire.services.executor.devices.protocol import Device, StepBatch
 from pagewire.services.executor.grammar_opener import GrammarOpener
+from pagewire.services.executor.speculation.draft_model import DraftModel
+from pagewire.services.executor.speculation.drafter import DraftRow, NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack
@@ -66,14 +69,13 @@ def expected(count: int) -> TwoSlots:
     return run(cpu_device("llama"), count)
 
 
-def check(
-    drafter: Callable[[list[list[int]]], Scripted], *, count: int = len(PROMPTS), captured: bool = False
-) -> Speculator:
+def check(drafter: Callable[[list[list[int]]], Scripted], device: Device, count: int = len(PROMPTS)) -> Speculator:
+    """Expects of the first sequences what they are without drafts; closes the device."""
     plain = expected(count)
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, plain.texts, strict=False)]
     with drafting(None):
         speculator = Speculator(drafter(texts), 4, DRAFTING)
-        found = run(cuda_device("llama", captured=captured, step_drafts=STEP_DRAFTS), count, speculator)
+        found = run(device, count, speculator)
     assert (found.texts, found.finishes) == (plain.texts, plain.finishes)
     assert found.logprobs.keys() == plain.logprobs.keys()
     for place, (ids, values) in plain.logprobs.items():
@@ -83,9 +85,13 @@ def check(
     return speculator
 
 
+def opened(*, captured: bool = False) -> Device:
+    return cuda_device("llama", captured=captured, step_drafts=STEP_DRAFTS)
+
+
 def test_drafts_change_no_token_and_no_log_probability() -> None:
     """With drafts that are right and wrong by chance, in rows with and without penalties, bad words and a grammar."""
-    speculator = check(guessing, count=4)
+    speculator = check(guessing, opened(), count=4)
     assert 0 < speculator.accepted < speculator.drafted
 
 
@@ -93,12 +99,31 @@ def test_drafts_change_no_token_and_no_log_probability() -> None:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("drafter", [knowing, wrong, guessing])
 def test_tokens_do_not_depend_on_the_drafts(drafter: Callable[[list[list[int]]], Scripted], captured: bool) -> None:
-    speculator = check(drafter, captured=captured)
+    speculator = check(drafter, opened(captured=captured))
     assert {Finish.STOP, Finish.LENGTH} <= set(expected(len(PROMPTS)).finishes)
     if drafter is knowing:
         assert speculator.accepted == speculator.drafted
     if drafter is wrong:
         assert speculator.accepted < 0.2 * speculator.drafted
+
+
+def test_a_draft_model_drafts_what_it_drafts_on_a_cpu_whatever_was_right() -> None:
+    random = Random(3)
+    texts, sequences = [[7, 300, 41], [12, 9]], [NewSequence(record(key=key), 1) for key in range(2)]
+    devices = [cpu_device("llama"), cuda_device("llama", captured=False)]
+    drafters = [DraftModel(device, VOCABULARY) for device in devices]
+    for drafter in drafters:
+        for slot, sequence in enumerate(sequences):
+            drafter.begin(slot, sequence)
+    for _ in range(8):
+        slots = random.choice([[0], [1], [0, 1]])
+        rows = [DraftRow(slot, np.array(texts[slot]), random.randint(1, 2)) for slot in slots]
+        drafts, same = ([draft.tokens for draft in drafter.draft(rows)] for drafter in drafters)
+        assert drafts == same
+        for slot, tokens in zip(slots, drafts, strict=True):
+            texts[slot] += [*tokens[: random.randint(0, 2)], random.randrange(VOCABULARY)]
+    for device in devices:
+        device.close()
 
 
 def draft_batch(slot: int, start: int, ids: list[int], drafts: int) -> StepBatch:

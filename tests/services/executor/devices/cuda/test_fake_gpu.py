@@ -84,6 +84,12 @@ def test_a_step_with_drafts_launches_the_graphs_of_a_mixed_step() -> None:
     assert observations["drafted"] == dict.fromkeys(("1 x 1", "1 x 7", "4 x 5", "12 x 1"), mixed)
 
 
+def test_a_draft_model_runs_graphs_alone_whatever_it_knows_of_a_text() -> None:
+    observations = observed("--draft-model", "qwen3-0.6b")
+    check(observations)
+    check_launches(observations, {"gated_kernel": 1})
+
+
 def test_a_step_launches_the_same_with_any_number_of_adapters() -> None:
     observations = observed("--adapters", "8")
     check(observations)

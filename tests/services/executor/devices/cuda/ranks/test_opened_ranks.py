@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -18,9 +19,11 @@ from pagewire.services.executor.devices.protocol import Device, DeviceLost
 from pagewire.services.executor.devices.ranks import followers
 from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
 from pagewire.shared.errors import ConfigurationError
+from tests.services.executor.devices.cuda import test_drafts as drafts
 from tests.services.executor.devices.cuda import test_grammar as grammar
 from tests.services.executor.devices.cuda.ranks.several_gpus import PROMPT, opened, texts
 from tests.services.executor.devices.cuda.twins import GREEDY, SLOTS, Host, batch_of, cpu_device
+from tests.support.drafters import Scripted, guessing, knowing, wrong
 from tests.support.interpreted import GPUS
 from tests.support.waiting import PATIENCE
 
@@ -46,6 +49,13 @@ def test_grammars_are_known_to_rank_0_alone() -> None:
     ranked, texts = grammar.run(opened())
     assert texts == same
     assert ranked.finishes == expected.finishes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drafter", [knowing, wrong, guessing])
+def test_drafted_tokens_change_nothing(drafter: Callable[[list[list[int]]], Scripted]) -> None:
+    """In rows with penalties, bad words, log-probabilities and grammars."""
+    drafts.check(drafter, opened(spec_type="suffix"))
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_count() -> None:

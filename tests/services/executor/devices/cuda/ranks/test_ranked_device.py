@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
     """The first two of the GPUs, with llama."""
-    with closing(opened()) as ranked:
+    with closing(opened(spec_type="suffix")) as ranked:
         yield ranked
 
 
@@ -37,6 +38,17 @@ def test_steps_are_launched_before_tokens_are_known(device: Device) -> None:
         pending.append(device.launch(batch_of((2, position, [0], True))))
         tokens += pending.pop(0).wait().tolist()
     assert PROMPT + tokens + pending[0].wait().tolist() == expected
+
+
+def test_drafts_are_kept_up_to_the_first_that_one_rank_does_not_sample(device: Device) -> None:
+    (text,) = Host(cpu_device("llama"), seed=0, preempt=0).run([Text(list(PROMPT), len(PROMPT) + 4)])
+    known, following = text[: len(PROMPT)], text[len(PROMPT) :]
+    drafted = [*following[:2], following[2] + 1]
+    device.add(3, [9], GREEDY)
+    batch = batch_of((3, 0, [*known, *drafted], True))
+    pending = device.launch(msgspec.structs.replace(batch, num_drafts=np.array([len(drafted)])))
+    assert pending.wait().tolist() == following[:3]
+    assert device.launch(batch_of((3, len(known) + 2, [following[2]], True))).wait().tolist() == following[3:]
 
 
 def test_reports_and_edits_equal_one_ranks(device: Device) -> None:
