@@ -61,7 +61,6 @@ def test_a_draft_model_beside_a_gpu_is_refused_by_name() -> None:
 
 
 def test_settings_that_ranks_do_not_support_are_refused_by_name() -> None:
-    assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
     assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)
 
 
