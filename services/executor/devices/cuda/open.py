@@ -64,7 +64,6 @@ def check_ranks(settings: Settings, config: dict[str, Any], gpus: int) -> None:
     for name, used in (
         ("enable-expert-parallel", settings.enable_expert_parallel),
         ("batch-invariant", settings.batch_invariant),
-        ("enable-lora", settings.enable_lora),
         ("attention-backend flashinfer", uses_flashinfer(settings)),
         ("spec-type", speculation(settings) is not None),
     ):
