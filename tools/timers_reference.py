@@ -100,6 +100,7 @@ KINDS = (
         {
             "pagewire/embedded/watchdog.py": ("PING_TIMEOUT", "RECONNECT_TIMEOUT"),
             "services/detokenizer/fence.py": ("LIMIT", "RENEW_EVERY"),
+            "services/executor/devices/ranks/adapters.py": ("PACK_TIMEOUT",),
             "services/executor/devices/ranks/followers.py": ("SILENCE",),
             "services/scheduler/executor_client.py": ("ABSENCE",),
             "services/scheduler/request_manager.py": ("RENEW_EVERY",),

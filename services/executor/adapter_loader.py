@@ -10,7 +10,7 @@ import structlog
 from typing_extensions import override
 
 from pagewire.services.executor.adapters.reading import read_adapter
-from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter
+from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, LoadedAdapter
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.errors import ConfigurationError
 
@@ -99,7 +99,10 @@ class AdapterLoader:
         try:
             packed = self.slots.pack(read_adapter(self._fetch(digest), self.slots.targets, self._max_rank))
             _log.info("adapter_loaded", adapter=digest)
+        except DeviceLost:
+            return  # the executor ends: its sequences wait for another one, and none of them fails
         except ConfigurationError as error:
             _log.error("adapter_not_loaded", adapter=digest, reason=str(error))
-        finally:  # whatever happens, sequences do not wait for ever
-            adapter.put(packed)
+        except Exception:  # noqa: BLE001 - whatever it is, sequences do not wait for ever
+            _log.exception("adapter_not_loaded", adapter=digest)
+        adapter.put(packed)

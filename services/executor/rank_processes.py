@@ -25,6 +25,10 @@ class RankProcess:
     process: "subprocess.Popen[bytes]"
     end: socket.socket
     """Rank 0's end of the line between the two."""
+    adapters: socket.socket
+    """Rank 0's end of the connection for adapters."""
+    adapters_descriptor: int
+    """File descriptor of its other end, in the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,12 @@ class RankProcesses:
         memory, store = os.memfd_create("pagewire-ranks"), os.memfd_create("pagewire-store")
         processes = []
         for _ in range(1, size):
-            here, there = socket.socketpair()
-            with there:
+            (here, there), (adapters, others) = socket.socketpair(), socket.socketpair()
+            with there, others:
                 command = (*COMMANDS[device], str(there.fileno()), str(os.getpid()))
-                kept = there.fileno(), memory, store
+                kept = there.fileno(), others.fileno(), memory, store
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=kept)
-            processes.append(RankProcess(process, here))
+                processes.append(RankProcess(process, here, adapters, others.fileno()))
         return cls(device, memory, store, processes)
 
 

@@ -101,8 +101,9 @@ async def generate(pipeline: Pipeline, cases: Sequence[Case]) -> list[Result]:
         {"max_loras": 2, "max_num_batched_tokens": 16, "max_cpu_loras": 3},
         {"max_loras": 3, "num_kv_blocks": 14, "lease_window": 2},
         {"prefix_cache": False, "lease_window": 1},
+        {"tensor_parallel_size": 3, "max_loras": 3, "max_cpu_loras": 3, "num_kv_blocks": 14},
     ],
-    ids=["ample", "chunks", "preempted", "uncached"],
+    ids=["ample", "chunks", "preempted", "uncached", "ranks"],
 )
 async def test_a_mix_gets_the_tokens_of_each_merged_model(
     folders: dict[str, Path], cases: list[Case], changes: dict[str, Any]

@@ -57,8 +57,6 @@ def open_device(settings: Settings, folder: Path) -> Device:
             raise ConfigurationError(f"{name} needs enable-lora: set it too")
     if settings.enable_lora and settings.device not in ("cpu", "cuda"):
         raise ConfigurationError(f"device {settings.device} does not support enable-lora: leave it out")
-    if settings.enable_lora and settings.tensor_parallel_size > 1:
-        raise ConfigurationError("enable-lora does not work with a tensor-parallel-size above 1: leave one of them out")
     if settings.device == "cpu":
         return open_cpu(settings, folder)
     if settings.device == "cuda":

@@ -26,7 +26,7 @@ from pagewire.services.executor.devices.defaults import MAX_DRAFTS, slots_of
 from pagewire.services.executor.devices.draft_settings import draft_settings
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.model import CausalLM, ModelCut
 from pagewire.services.executor.models.registry import is_native
 from pagewire.services.executor.rank_processes import MAX_RANKS
 from pagewire.shared.errors import ConfigurationError
@@ -125,6 +125,8 @@ class _Loaded:
     compiled: bool
     """Whether compiled kernels compute the layers."""
     adapters: CpuAdapters | None
+    part: ModelCut | None
+    """The rank's part of the model; None: there is one rank."""
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -161,9 +163,10 @@ class _Loaded:
         mode = LogprobsMode(settings.logprobs_mode)
         if followers is not None:
             calls = followers.open_calls(capacity, self.width)
-            leading = LeadingLM(self.model, calls, self.kernels)
-            shared = LeadingBackend(self.kernels, spec, capacity, self.cached, calls)
-            return RankedCpuDevice(leading, capacity, shared, cores, mode, draft, followers, calls)
+            adapters = None if self.adapters is None else followers.leading(self.adapters, self.part)
+            leading = LeadingLM(self.model, calls, self.kernels, adapters)
+            shared = LeadingBackend(self.kernels, spec, capacity, self.cached, self.adapters, calls)
+            return RankedCpuDevice(leading, capacity, shared, cores, mode, adapters, draft, followers, calls)
         backend = CompiledBackend(self.kernels, spec, capacity, self.cached, self.adapters)
         return CpuDevice(self.model, capacity, backend, cores, mode, self.adapters, draft)
 
@@ -178,7 +181,7 @@ def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuF
     else:
         loaded = load_part(settings, folder, config, kernels, shard_of(settings, 0), followers.collectives)
 
-    model = loaded
+    model, part = loaded, loaded.part
     spec, (_, width), dtype = model.spec, model.embedding.shape, model.embedding.dtype
     cached = cache_dtype(settings, model)
     check_length(spec, length)
@@ -199,4 +202,4 @@ def _load(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuF
         model = CompiledLM(model, kernels, length)
         if targets is not None:
             adapters = CpuAdapters(kernels, targets, model.numbers, dtype)
-    return _Loaded(model, kernels, length, cached, block_bytes, width, compiled, adapters)
+    return _Loaded(model, kernels, length, cached, block_bytes, width, compiled, adapters, part)

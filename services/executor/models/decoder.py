@@ -1,7 +1,7 @@
 """The transformer of Llama and of all models that `DecoderSpec` describes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -195,6 +195,10 @@ class DecoderPart(ModelCut):
     """A rank's part of a `DecoderLM`."""
 
     cut: Cut
+
+    @override
+    def of_rank(self, rank: int) -> "DecoderPart":
+        return DecoderPart(replace(self.cut, shard=replace(self.cut.shard, rank=rank)))
 
     @override
     def held(self, parameter: str) -> Slices:

@@ -50,6 +50,9 @@ class ModelSpec:
 class ModelCut(Protocol):
     """A rank's part of a model."""
 
+    def of_rank(self, rank: int) -> "ModelCut":
+        """Returns the part of another rank."""
+
     def held(self, parameter: str) -> Slices:
         """Returns the indices of a parameter of the whole model that the rank has."""
 
@@ -66,6 +69,8 @@ class CausalLM(nn.Module, ABC):
 
     logit_cap = 0.0
     """Logits become cap * tanh(logit / cap); 0: no cap."""
+    part: ModelCut | None = None
+    """The rank's part that this is; None: this is the whole model."""
 
     def __init__(self, spec: ModelSpec, width: int, tied: bool, vocabulary: VocabularyPart | None = None) -> None:
         """`vocabulary` is the rank's part of several ranks'."""

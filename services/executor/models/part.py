@@ -69,4 +69,6 @@ def random_part(whole: CausalLM, dtype: torch.dtype, seed: int, shard: Shard, co
 def _build(cut: ModelCut, collectives: Collectives) -> CausalLM:
     """Returns a rank's part of a model without memory for its weights (on torch's meta device)."""
     with torch.device("meta"):
-        return cut.build(collectives)
+        model = cut.build(collectives)
+    model.part = cut
+    return model

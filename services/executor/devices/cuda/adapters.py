@@ -30,7 +30,8 @@ from pagewire.services.executor.adapters.targets import Targets
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.protocol import AdapterSlots, Int64, LoadedAdapter, StepBatch
-from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.model import CausalLM, ModelCut
+from pagewire.services.executor.models.shard import cut_shape
 from pagewire.shared.errors import ConfigurationError
 
 
@@ -54,14 +55,22 @@ class CudaAdapters(AdapterSlots):
     """
 
     def __init__(
-        self, runtime: Runtime, targets: Targets, dtype: torch.dtype, places: int, max_rank: int, max_tokens: int
+        self,
+        runtime: Runtime,
+        targets: Targets,
+        dtype: torch.dtype,
+        places: int,
+        max_rank: int,
+        max_tokens: int,
+        part: ModelCut | None = None,
     ) -> None:
         """Takes the memory of `places` adapters of `max_rank` ranks, the most that run in one step.
 
-        `dtype` is the model's. Captured steps have up to `max_tokens` tokens.
+        `dtype` is the model's. Captured steps have up to `max_tokens` tokens. `part` is that of a rank, whose adapters
+        are cut like it; None: the model is whole.
         """
         self.targets = targets
-        self.products = products_of(targets)
+        self.products = products_of(targets, part)
         self.most_ranks = padded(max_rank)
         self._runtime, self._dtype = runtime, dtype
         self._slots: dict[int, LoadedAdapter] = {}
@@ -176,12 +185,16 @@ class AdaptedLinear(nn.Module):
         return out
 
 
-def products_of(targets: Targets) -> dict[str, Product]:
-    """Returns the products that adapters can update, by the paths of their modules."""
+def products_of(targets: Targets, part: ModelCut | None = None) -> dict[str, Product]:
+    """Returns the products that adapters can update, by the paths of their modules; of a rank, those of its part."""
     products: dict[str, Product] = {}
     for target in targets.products.values():
         number, inputs, outputs, parts = products.get(target.path, Product(len(products), target.inputs, 0, 0))
         products[target.path] = Product(number, inputs, outputs + target.outputs, parts + 1)
+    if part is not None:
+        for path, whole in products.items():
+            outputs, inputs = cut_shape((whole.outputs, whole.inputs), part.held(f"{path}.weight"))
+            products[path] = whole._replace(inputs=inputs, outputs=outputs)
     return products
 
 

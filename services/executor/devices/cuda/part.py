@@ -115,7 +115,8 @@ class CudaPart:
         if targets is None:
             return part
         most = max(slots_of(settings), part.tokens)
-        adapters = CudaAdapters(runtime, targets, dtype, settings.max_loras, settings.max_lora_rank, most)
+        places, ranks = settings.max_loras, settings.max_lora_rank
+        adapters = CudaAdapters(runtime, targets, dtype, places, ranks, most, model.part)
         adapters.attach(model)
         return cls(settings, runtime, model, length, dtype, cached, adapters)
 

@@ -15,8 +15,10 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from pagewire.services.executor.devices.protocol import DeviceLost, Int64
+from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64
+from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Ready, Start, fingerprint_of
+from pagewire.services.executor.models.model import ModelCut
 from pagewire.services.executor.rank_processes import RankProcesses
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import seconds_without_core
@@ -45,6 +47,8 @@ class _Follower:
     rank: int
     process: "subprocess.Popen[bytes]"
     line: Line
+    adapters: Line
+    """The connection over which it gets its parts of adapters."""
     thread: int = 0
     """Id of the thread that gives signs of life; 0: the rank is not ready yet."""
     beat: int = 0
@@ -71,10 +75,12 @@ class Followers(ABC):
         self._watching: threading.Thread | None = None
         self._closing = False
         self._wakes: list[Callable[[], None]] = []
-        self._all = [_Follower(rank, one.process, Line(one.end)) for rank, one in enumerate(started.processes, 1)]
-        for follower in self._all:
+        self._all: list[_Follower] = []
+        for rank, one in enumerate(started.processes, 1):
+            self._all.append(_Follower(rank, one.process, Line(one.end), Line(one.adapters)))
+            start = Start(settings, str(folder), rank, threads, *self._descriptors, one.adapters_descriptor)
             with suppress(OSError):  # a rank that has ended at once is noticed when it is awaited
-                follower.line.send(Start(settings, str(folder), follower.rank, threads, *self._descriptors))
+                self._all[-1].line.send(start)
 
     @abstractmethod
     def abort(self) -> None:
@@ -89,6 +95,11 @@ class Followers(ABC):
     def lines(self) -> list[Line]:
         """The connections to the ranks, by rank."""
         return [follower.line for follower in self._all]
+
+    def leading(self, own: AdapterSlots, part: ModelCut | None) -> LeadingAdapters:
+        """Returns the adapters of all ranks, of which rank 0 has its `own` for its part of the model."""
+        assert part is not None
+        return LeadingAdapters(own, part, [follower.adapters for follower in self._all], self.lose)
 
     def await_loaded(self) -> None:
         """Waits until all ranks have loaded their parts. Called when rank 0 has loaded its own.
@@ -165,6 +176,7 @@ class Followers(ABC):
         self.abort()
         for follower in self._all:
             follower.line.close()
+            follower.adapters.close()
         for follower in self._all:
             if self._watching is not None:
                 with suppress(subprocess.TimeoutExpired):

@@ -28,6 +28,8 @@ class Start(msgspec.Struct, frozen=True):
     """File descriptor of the memory that all ranks share."""
     store: int
     """File descriptor of the file through which ranks on GPUs find each other."""
+    adapters: int
+    """File descriptor of the connection over which the rank gets its parts of adapters."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):

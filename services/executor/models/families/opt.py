@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions, LayerNorm, biases everywhere."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -77,6 +77,10 @@ class OptCut(ModelCut):
     def inner(self) -> range:
         """Inner features of the rank."""
         return cut_inner(self.config.ffn_dim, self.shard, self.units)
+
+    @override
+    def of_rank(self, rank: int) -> "OptCut":
+        return replace(self, shard=replace(self.shard, rank=rank))
 
     @override
     def held(self, parameter: str) -> Slices:

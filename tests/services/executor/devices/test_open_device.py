@@ -56,7 +56,6 @@ def test_settings_of_adapters_are_not_ignored_where_adapters_are_off(name: str) 
 
 
 def test_settings_that_ranks_do_not_support_are_refused_by_name() -> None:
-    assert "enable-lora" in refusal(checkpoint("llama"), tensor_parallel_size=2, enable_lora=True)
     assert "tensor-parallel-size" in refusal(checkpoint("gpt-oss"), tensor_parallel_size=2)
 
 

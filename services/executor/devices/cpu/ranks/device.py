@@ -12,6 +12,7 @@ from pagewire.services.executor.devices.cpu.ranks.shared_calls import SharedCall
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 
 
 class RankedCpuDevice(CpuDevice):
@@ -24,11 +25,12 @@ class RankedCpuDevice(CpuDevice):
         backend: LeadingBackend,
         cores: Cores,
         mode: LogprobsMode,
+        adapters: LeadingAdapters | None,
         draft_model: CpuDevice | None,
         followers: CpuFollowers,
         calls: SharedCalls,
     ) -> None:
-        super().__init__(model, capacity, backend, cores, mode, None, draft_model, CpuSlots(capacity, calls.tables))
+        super().__init__(model, capacity, backend, cores, mode, adapters, draft_model, CpuSlots(capacity, calls.tables))
         self._followers = followers
 
     @property

@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.collectives import RanksAborted, SharedMemoryCollectives, memory_bytes
 from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.adapters.targets import served_targets
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import use_shared_niceness
 from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part, shard_of
 from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, CallSizes, SharedCalls
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
 from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Sizes, Start, fingerprint_of
 from pagewire.shared.errors import ConfigurationError
@@ -41,15 +45,18 @@ def follow(line: Line, start: Start) -> None:
     except ConfigurationError as error:
         line.send(Loaded(refusal=str(error)))
         return
-    spec, cached, width = part.spec, cache_dtype(settings, part), part.embedding.shape[1]
+    spec, cached, (_, width), dtype = part.spec, cache_dtype(settings, part), part.embedding.shape, part.embedding.dtype
+    targets = served_targets(part, config) if settings.enable_lora else None
     model = CompiledLM(part, kernels, max_model_len(settings, config))
     del part
+    own = None if targets is None else CpuAdapters(kernels, targets, model.numbers, dtype)
     line.send(Loaded(fingerprint_of(settings, folder)))
 
     capacity = line.receive(Sizes).capacity
     sizes = CallSizes.of(capacity, width)
     calls = SharedCalls(mmap.mmap(start.memory, sizes.nbytes, offset=first), sizes, collectives)
-    backend = CompiledBackend(kernels, spec, capacity, cached)
+    backend = CompiledBackend(kernels, spec, capacity, cached, own)
+    adapters = None if own is None else FollowingAdapters(own, Line(socket.socket(fileno=start.adapters)))
     slots = CpuSlots(capacity, calls.tables)
     use_shared_niceness()
     gc.collect()
@@ -57,7 +64,7 @@ def follow(line: Line, start: Start) -> None:
     say_ready(line, calls.beats, start.rank)
     with torch.inference_mode(), suppress(RanksAborted):
         while True:
-            repeat(calls, collectives, kernels, model, backend, slots)
+            repeat(calls, collectives, kernels, model, backend, slots, adapters)
     _log.info("rank_ended")
 
 
@@ -68,6 +75,7 @@ def repeat(
     model: CompiledLM,
     backend: CompiledBackend,
     slots: CpuSlots,
+    adapters: FollowingAdapters | None,
 ) -> None:
     """Repeats the next call of rank 0 with this rank's part.
 
@@ -78,6 +86,8 @@ def repeat(
     match call:
         case Call.FORWARD:
             batch = calls.batch
+            if adapters is not None:
+                adapters.prepare(batch.slots, calls.adapters)
             ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
             model.forward(ids, positions, backend.attention(batch, slots))
         case Call.LOGITS:
@@ -87,4 +97,7 @@ def repeat(
         case Call.COPY:
             sources, targets = calls.blocks
             backend.copy(sources.tolist(), targets.tolist())
+        case Call.FORGET:
+            assert adapters is not None
+            adapters.forget(calls.forgotten.tolist())
     collectives.end_call()

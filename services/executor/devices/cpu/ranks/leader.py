@@ -9,10 +9,12 @@ from typing_extensions import override
 
 from pagewire.kernels.cpu.collectives import RanksAborted
 from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledAttention
 from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, SharedCalls
-from pagewire.services.executor.devices.protocol import Capacity, DeviceLost, Int64
+from pagewire.services.executor.devices.protocol import Capacity, DeviceLost, Int64, StepBatch
+from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 
 
@@ -22,11 +24,13 @@ class LeadingLM(CausalLM):
     Its methods raise DeviceLost when a rank is lost.
     """
 
-    def __init__(self, model: CausalLM, calls: SharedCalls, kernels: CpuKernels) -> None:
-        """`model` is the part of rank 0."""
+    def __init__(
+        self, model: CausalLM, calls: SharedCalls, kernels: CpuKernels, adapters: LeadingAdapters | None = None
+    ) -> None:
+        """`model` is the part of rank 0, `adapters` are those of the slots; None: there are none."""
         super().__init__(model.spec, width=1, tied=True)
         self.model = model
-        self._calls, self._kernels = calls, kernels
+        self._calls, self._kernels, self._adapters = calls, kernels, adapters
 
     @property
     def embedding(self) -> Tensor:
@@ -43,10 +47,18 @@ class LeadingLM(CausalLM):
         assert isinstance(attend, CompiledAttention)
         assert attend.step is not None
         try:
-            self._calls.forward(attend.step, self._kernels.threads)
+            self._calls.forward(attend.step, self._kernels.threads, self._numbers(attend.step))
             return self.model.forward(token_ids, positions, attend)
         except RanksAborted as error:
             raise DeviceLost from error
+
+    def _numbers(self, step: StepBatch) -> Int64 | None:
+        """Returns the numbers of the adapters of a step's rows. The other ranks forget those that no step names now."""
+        if self._adapters is None:
+            return None
+        if unused := self._adapters.unused(self._calls.copies):
+            self._calls.forget(unused)
+        return self._adapters.numbers(step)
 
     @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -78,9 +90,16 @@ class LeadingBackend(CompiledBackend):
     """The KV pool of rank 0, whose copies of blocks the other ranks repeat."""
 
     def __init__(
-        self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype, calls: SharedCalls
+        self,
+        kernels: CpuKernels,
+        spec: ModelSpec,
+        capacity: Capacity,
+        dtype: torch.dtype,
+        adapters: CpuAdapters | None,
+        calls: SharedCalls,
     ) -> None:
-        super().__init__(kernels, spec, capacity, dtype)
+        """`adapters` are those of rank 0."""
+        super().__init__(kernels, spec, capacity, dtype, adapters)
         self._calls = calls
 
     @override

@@ -1,6 +1,7 @@
 """The calls of rank 0 that the other ranks repeat with their parts of the model, in memory that all of them share."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,7 +14,8 @@ from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, S
 from pagewire.services.executor.rank_processes import MAX_RANKS
 
 BEATS = 8
-"""Entries in front of the signs of life: call, rows, tokens, threads, and the rest of a line of the cache."""
+"""Entries in front of the signs of life: call, rows, tokens, threads, whether rows have adapters, and the rest of a
+line of the cache."""
 HEADER = BEATS + MAX_RANKS
 """Entries in front of the columns."""
 
@@ -28,6 +30,8 @@ class Call(IntEnum):
     """The ids of the largest logits."""
     COPY = 3
     """Copies blocks of the KV pool."""
+    FORGET = 4
+    """Frees adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class CallSizes:
     def integers(self) -> int:
         """Number of int64 entries of all columns."""
         groups, slots, entries = self.tables
-        return HEADER + 3 * self.rows + self.tokens + groups * slots * entries
+        return HEADER + 4 * self.rows + self.tokens + groups * slots * entries
 
     @property
     def nbytes(self) -> int:
@@ -78,9 +82,9 @@ class SharedCalls:
         integers = np.frombuffer(memory, np.int64, sizes.integers)
         first, rows = HEADER, sizes.rows
         self._header, self.beats = integers[:BEATS], integers[BEATS:first]
-        self._columns = integers[first : first + 3 * rows].reshape(3, rows)
-        self._ids = integers[first + 3 * rows : first + 3 * rows + sizes.tokens]
-        self.tables: Int64 = integers[first + 3 * rows + sizes.tokens :].reshape(sizes.tables)
+        self._columns = integers[first : first + 4 * rows].reshape(4, rows)
+        self._ids = integers[first + 4 * rows : first + 4 * rows + sizes.tokens]
+        self.tables: Int64 = integers[first + 4 * rows + sizes.tokens :].reshape(sizes.tables)
         hidden = np.frombuffer(memory, np.float32, rows * sizes.width, 8 * sizes.integers)
         self._hidden = torch.from_numpy(hidden).view(rows, sizes.width)
         self._all: Bool = np.ones(rows, np.bool_)
@@ -92,15 +96,21 @@ class SharedCalls:
 
     @property
     def copies(self) -> int:
-        """Maximum blocks that a call copies."""
+        """Maximum blocks that a call copies, and adapters that it frees."""
         return len(self._ids) // 2
 
-    def forward(self, batch: StepBatch, threads: int) -> None:
-        """Begins the layers of a step, on so many threads per rank."""
+    def forward(self, batch: StepBatch, threads: int, adapters: Int64 | None = None) -> None:
+        """Begins the layers of a step, on so many threads per rank.
+
+        `adapters` [R] are the numbers of the rows' adapters, -1 where there is none; None: no row has any.
+        """
         rows, tokens = len(batch.slots), len(batch.token_ids)
         self._open(Call.FORWARD, rows, tokens, threads)
         columns = self._columns[:, :rows]
         columns[0], columns[1], columns[2] = batch.slots, batch.num_computed_tokens, batch.query_lens
+        self._header[4] = adapters is not None
+        if adapters is not None:
+            columns[3] = adapters
         self._ids[:tokens] = batch.token_ids
         self._collectives.begin_call()
 
@@ -117,6 +127,12 @@ class SharedCalls:
         self._ids[:count], self._ids[count : 2 * count] = sources, targets
         self._collectives.begin_call()
 
+    def forget(self, adapters: Sequence[int]) -> None:
+        """Begins to free adapters by their numbers, at most `copies`."""
+        self._open(Call.FORGET, 0, len(adapters), 1)
+        self._ids[: len(adapters)] = adapters
+        self._collectives.begin_call()
+
     def take(self) -> tuple[Call, int]:
         """Waits for the next call of rank 0; returns it and its number of threads. It must be ended before the next.
 
@@ -130,8 +146,18 @@ class SharedCalls:
     def batch(self) -> StepBatch:
         """The rows of `FORWARD`, of which all sample."""
         rows, tokens = int(self._header[1]), int(self._header[2])
-        slots, computed, lengths = self._columns[:, :rows]
+        slots, computed, lengths = self._columns[:3, :rows]
         return StepBatch(slots, computed, lengths, self._ids[:tokens], self._all[:rows])
+
+    @property
+    def adapters(self) -> Int64 | None:
+        """The numbers of the adapters of the rows of `FORWARD`, as in `forward`."""
+        return self._columns[3, : int(self._header[1])] if self._header[4] else None
+
+    @property
+    def forgotten(self) -> Int64:
+        """The numbers of `FORGET`."""
+        return self._ids[: int(self._header[2])]
 
     @property
     def hidden(self) -> Tensor:

@@ -6,6 +6,7 @@ tokens that they sample: no token is exchanged.
 
 import gc
 import os
+import socket
 from collections import deque
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,7 @@ from pagewire.services.executor.devices.cuda.ranks.device_calls import Following
 from pagewire.services.executor.devices.cuda.ranks.shared_page import SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import DeviceLost
+from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
 from pagewire.services.executor.devices.ranks.startup import Connect, Line, Loaded, Sizes, Start, fingerprint_of
 from pagewire.services.executor.models.shard import Shard
@@ -62,13 +64,16 @@ def _compute(line: Line, start: Start) -> None:
     capacity = line.receive(Sizes).capacity
     page, calls = SharedPage(start.memory, rank, size), line.end.makefile("rb")
     device = part.open(capacity, FollowingMasks(capacity, calls), page.note)
+    adapters = None
+    if part.adapters is not None:
+        adapters = FollowingAdapters(part.adapters, Line(socket.socket(fileno=start.adapters)))
     gc.collect()
     gc.freeze()
     say_ready(line, page.beats, rank)
-    repeat(device, calls)
+    repeat(device, calls, adapters)
 
 
-def repeat(device: CudaDevice, calls: BinaryIO) -> None:
+def repeat(device: CudaDevice, calls: BinaryIO, adapters: FollowingAdapters | None) -> None:
     """Repeats the calls of rank 0.
 
     Raises:
@@ -86,7 +91,13 @@ def repeat(device: CudaDevice, calls: BinaryIO) -> None:
                 device.extend(*arguments)
             case "copy":
                 device.copy(*arguments)
+            case "forget":
+                assert adapters is not None
+                adapters.forget(*arguments)
             case "launch":
+                batch, numbers = arguments
+                if adapters is not None:
+                    adapters.prepare(batch.slots, numbers)
                 if len(pending) == DEPTH:
                     pending.popleft().wait()
-                pending.append(device.launch(*arguments))
+                pending.append(device.launch(batch))

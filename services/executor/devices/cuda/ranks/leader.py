@@ -18,6 +18,7 @@ from pagewire.services.executor.devices.cuda.ranks.device_calls import DeviceCal
 from pagewire.services.executor.devices.cuda.ranks.shared_page import PAGE, SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.followers import Followers
 from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes
 from pagewire.services.executor.models.shard import Shard
@@ -27,6 +28,8 @@ from pagewire.shared.settings.config import Settings
 LOST_TIMEOUT = 5.0
 """Seconds within which rank 0 must have noticed that a rank is lost. Otherwise its process ends at once: a kernel of
 NCCL may wait for that rank for ever."""
+MOST_FREED = 64
+"""Adapters that the ranks free before a step, at most."""
 
 _log = structlog.get_logger()
 
@@ -79,9 +82,16 @@ class RankedCudaDevice(Device):
     depth = DEPTH
     recovers = False
 
-    def __init__(self, own: CudaDevice, followers: CudaFollowers, calls: DeviceCalls) -> None:
-        """`own` is the device of this rank."""
+    def __init__(
+        self,
+        own: CudaDevice,
+        followers: CudaFollowers,
+        calls: DeviceCalls,
+        adapters: LeadingAdapters | None = None,
+    ) -> None:
+        """`own` is the device of this rank, `adapters` are those of all ranks' slots; None: there are none."""
         self.capacity, self.draft_model = own.capacity, own.draft_model
+        self.adapters = self._adapters = adapters
         self._own, self._followers, self._calls = own, followers, calls
 
     @property
@@ -126,7 +136,12 @@ class RankedCudaDevice(Device):
 
     @override
     def launch(self, batch: StepBatch) -> PendingCopy:
-        self._calls.send("launch", batch)
+        numbers = None
+        if self._adapters is not None:
+            if unused := self._adapters.unused(MOST_FREED):
+                self._calls.add("forget", unused)
+            numbers = self._adapters.numbers(batch)
+        self._calls.send("launch", batch, numbers)
         return self._own.launch(batch)
 
     @override
@@ -158,7 +173,8 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
         calls = DeviceCalls(followers.lines)
         device = part.open(capacity, LeadingMasks(capacity, calls), followers.check)
         followers.await_ready()
-        return RankedCudaDevice(device, followers, calls)
+        adapters = None if part.adapters is None else followers.leading(part.adapters, part.model.part)
+        return RankedCudaDevice(device, followers, calls, adapters)
     except BaseException:
         followers.close()
         raise

@@ -24,6 +24,10 @@ def configurations() -> list[Configuration]:
         ("llama-3-8b gate, up", 4096, 28672, "bf16"),
         ("llama-3-8b down", 14336, 4096, "bf16"),
         ("llama-3-8b down", 14336, 4096, "fp32"),
+        ("llama-3-70b on 4 GPUs qkv", 8192, 2560, "bf16"),
+        ("llama-3-70b on 4 GPUs o", 2048, 8192, "bf16"),
+        ("llama-3-70b on 4 GPUs gate, up", 8192, 14336, "bf16"),
+        ("llama-3-70b on 4 GPUs down", 7168, 8192, "bf16"),
     ):
         numbers = {"factors": dtype, "table": "i32", "tiles": "i32", "tokens": "i32", "partial": "fp32"}
         sizes = {"SPLITS": splits_of(inputs), **fixed}

@@ -28,6 +28,7 @@ from pagewire.kernels.gpu_arch import PARTS
 from pagewire.kernels.low_rank import LowRank
 from pagewire.services.executor.adapter_loader import SequenceAdapter
 from pagewire.services.executor.adapters.adapter import Adapter
+from pagewire.services.executor.adapters.cut import cut_adapter
 from pagewire.services.executor.adapters.targets import Targets, targets_of
 from pagewire.services.executor.devices.cuda.adapters import CudaAdapters
 from pagewire.services.executor.devices.cuda.device import CudaDevice
@@ -290,16 +291,18 @@ def device_of(
     collectives: Collectives,
 ) -> CudaDevice:
     """Returns the device of a model in bf16, with nothing captured; of several ranks, that of the first."""
-    whole = build_model(config)
-    if ranks > 1:
-        with torch.device("meta"):
-            whole = whole.cut(Shard(0, ranks), Units()).build(collectives)
-    plain = whole.to(torch.bfloat16)
+    plain = build_model(config)
     targets = targets_of(plain)
+    if ranks > 1:
+        part = plain.cut(Shard(0, ranks), Units())
+        with torch.device("meta"):
+            plain = part.build(collectives)
+        plain.part = part
+    plain = plain.to(torch.bfloat16)
     model = with_kernels(plain, CONTEXT, runtime.device)
     adapters = None
     if max_loras:
-        adapters = CudaAdapters(runtime, targets, torch.bfloat16, max_loras, RANK, BUDGET)
+        adapters = CudaAdapters(runtime, targets, torch.bfloat16, max_loras, RANK, BUDGET, plain.part)
         adapters.attach(model)
     capacity = Capacity(
         BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size, max_drafts=STEP_DRAFTS, max_step_drafts=STEP_DRAFTS
@@ -382,7 +385,8 @@ def decode_with_adapters(device: CudaDevice, counts: Sequence[int]) -> dict[str,
     """Returns what a decode step of 8 rows launches when so many of them have an adapter, each another one."""
     slots, driver, launches = device.adapters, device._runtime.driver, {}  # type: ignore[attr-defined]
     assert slots is not None
-    packed = slots.pack(adapter_of(slots.targets))
+    whole, part = adapter_of(slots.targets), device._model.part
+    packed = slots.pack(whole if part is None else cut_adapter(whole, part))
     for count in counts:
         for slot in range(8):
             device.add(slot, [slot], record())

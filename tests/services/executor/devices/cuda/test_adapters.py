@@ -30,7 +30,8 @@ def folders(root: Path, name: str) -> list[Path | None]:
     written: list[Path | None] = [None]
     for rank in RANKS:
         own = targets[:2] if rank == RANKS[0] else targets
-        written.append(write_adapter(root / str(rank), checkpoint(name), rank=rank, targets=own, seed=rank))
+        path = root / str(rank)
+        written.append(write_adapter(path, checkpoint(name), rank=rank, alpha=4 * rank, targets=own, seed=rank))
     return written
 
 

@@ -117,6 +117,17 @@ def test_a_rank_of_four_sums_inside_its_graphs_and_compiles_nothing() -> None:
     assert observations["decode_collectives"] == 0
 
 
+def test_adapters_add_no_collective_to_a_rank_of_four() -> None:
+    observations = observed("--model", "llama-3-70b", "--ranks", "4", "--adapters", "8")
+    check(observations, more=VOCABULARY)
+    products = 4
+    layer = {"gated_kernel": 1, "all_reduce": 2, "shrink_kernel": products, "expand_kernel": products}
+    check_launches(observations, layer, {"all_reduce": 1, "all_gather": 1})
+    none, one, eight = (observations["adapted"][count] for count in ("0", "1", "8"))
+    assert none == one == eight
+    assert observations["decode_collectives"] == 0
+
+
 @pytest.mark.parametrize(
     ("model", "arch"),
     [

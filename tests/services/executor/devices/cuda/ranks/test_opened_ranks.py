@@ -68,7 +68,6 @@ def test_more_ranks_than_gpus_are_refused_with_the_count() -> None:
     [
         ("mixtral", {"enable_expert_parallel": True}),
         ("llama", {"batch_invariant": True}),
-        ("llama", {"enable_lora": True}),
         ("gpt-oss", {}),
     ],
 )
