@@ -250,7 +250,7 @@ KINDS = (
         "Steps",
         "A step is late only if the device has made no progress for so long: a starved device computes for as long "
         "as it takes.",
-        {"services/executor/in_flight_steps.py": ("STEP_SECONDS", "TOKEN_SECONDS")},
+        {"services/executor/steps/in_flight_steps.py": ("STEP_SECONDS", "TOKEN_SECONDS")},
     ),
 )
 

@@ -14,14 +14,14 @@ from pagewire.services.executor.adapters.requests import AdapterRequests
 from pagewire.services.executor.adapters.targets import Targets
 from pagewire.services.executor.devices.capacity import has_room_beside
 from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.outputs.replay_buffer import ReplayBuffer
+from pagewire.services.executor.outputs.replay_responder import ReplayResponder
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
 from pagewire.services.executor.ownership import Ownership
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.replay_buffer import ReplayBuffer
-from pagewire.services.executor.replay_responder import ReplayResponder
-from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.spans import Spans
-from pagewire.services.executor.step_loop import StepLoop
-from pagewire.services.executor.step_thread import DeviceThread
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.step_loop import StepLoop
+from pagewire.services.executor.steps.step_thread import DeviceThread
 from pagewire.shared import subjects
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.adapters.files import AdapterFiles

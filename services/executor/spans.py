@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.executor.results import StepResult
+from pagewire.services.executor.outputs.results import StepResult
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput

@@ -71,10 +71,10 @@ _GEMMA4 = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_
 def _gemma4(config: PretrainedConfig) -> Settings:
     heads = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
     kinds, shared = config.layer_types, config.num_kv_shared_layers
-    widths = [1] * (config.num_hidden_layers - shared) + [1 + config.use_double_wide_mlp] * shared
+    multiples = [1] * (config.num_hidden_layers - shared) + [1 + config.use_double_wide_mlp] * shared
     return {
         "attention.shared_kv_layers": shared,
-        "feed_forward_length": [width * config.intermediate_size for width in widths],
+        "feed_forward_length": [multiple * config.intermediate_size for multiple in multiples],
         "attention.head_count_kv": [head.num_key_value_heads for head in heads],
         "attention.key_length": heads[-1].head_dim,
         "attention.value_length": heads[-1].head_dim,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.steps import step_thread
 from pagewire.shared.errors import Internal
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint

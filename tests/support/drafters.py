@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices.protocol import Device, Float64
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.speculation.step_cost import StepCost
+from pagewire.services.executor.steps import step_thread
 from pagewire.shared.settings.config import Settings
 
 VOCABULARY = 512

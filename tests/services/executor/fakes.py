@@ -20,11 +20,11 @@ from pagewire.services.executor.devices.protocol import (
     Logprobs,
     StepBatch,
 )
-from pagewire.services.executor.grammar_opener import GrammarOpener
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.services.executor.slot_table import SlotTable
-from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.slot_table import SlotTable
+from pagewire.services.executor.steps.step_loop import StepLoop
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import StepOutput

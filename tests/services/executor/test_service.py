@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.executor import service, step_thread
+from pagewire.services.executor import service
 from pagewire.services.executor.devices import capacity
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.service import Executor
+from pagewire.services.executor.steps import step_thread
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.executor.results import StepResult
+from pagewire.services.executor.outputs.results import StepResult
 from pagewire.services.executor.spans import Spans
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import Plan

@@ -17,7 +17,7 @@ import numpy as np
 from pagewire.bench._common.loads import Request, prompt_of, sharegpt
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.services.executor.devices.protocol import Bool, Int64
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.services.scheduler.policy.term_limits import TermLimits
 from tools.experiments.simulated_devices.virtual_time.pipeline import Host, VirtualPipeline, one_after_another
 

@@ -17,7 +17,7 @@ from pagewire.bench._common.loads import Request
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from tools.experiments._common.chart import chart
 from tools.experiments.simulated_devices.virtual_time import streams
 from tools.experiments.simulated_devices.virtual_time.clock import Clock

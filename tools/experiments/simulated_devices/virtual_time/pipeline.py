@@ -14,8 +14,8 @@ import numpy as np
 from pagewire.bench._common.loads import Request
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64
 from pagewire.services.executor.devices.sim.device import choices
-from pagewire.services.executor.in_flight_step import OutputColumns
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.in_flight_step import OutputColumns
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.services.scheduler.policy.term_limits import TermLimits

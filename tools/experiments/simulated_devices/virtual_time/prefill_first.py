@@ -3,7 +3,7 @@
 import numpy as np
 from typing_extensions import override
 
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.splitfuse import PendingTokens
 
 

@@ -8,7 +8,7 @@ from pagewire.bench._common.loads import sharegpt
 from pagewire.bench._common.output import markdown
 from pagewire.services.executor.devices.defaults import CPU, GPU, Defaults
 from pagewire.services.executor.devices.sim.roofline import GPUS
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from tools.experiments.simulated_devices.virtual_time.pipeline import Host, VirtualPipeline, one_after_another
 from tools.experiments.simulated_devices.virtual_time.systems import System, Variant, limits, roofline
 

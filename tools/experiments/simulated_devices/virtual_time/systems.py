@@ -5,7 +5,7 @@ from functools import cache
 
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.services.scheduler.policy.term_limits import TermLimits
 from tools.experiments.simulated_devices.virtual_time.pipeline import Host, VirtualPipeline
 from tools.experiments.simulated_devices.virtual_time.prefill_first import PrefillFirst

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pagewire.services.executor.devices.protocol import Device, StepBatch
-from pagewire.services.executor.grammar_opener import GrammarOpener
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import DraftRow, NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.step import Finish

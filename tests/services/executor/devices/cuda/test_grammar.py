@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.step import Finish

@@ -6,11 +6,11 @@ from itertools import islice
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.grammar_opener import GrammarOpener
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
 from pagewire.services.executor.speculation.speculator import Speculator
-from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 from pagewire.shared.messages.work import Sampling

@@ -2,7 +2,7 @@
 
 from pagewire.bench._common.loads import Request
 from pagewire.services.executor.devices.sim.roofline import Efficiency, Gpu, ModelShape, Roofline
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.services.scheduler.policy.term_limits import TermLimits
 from tools.experiments.simulated_devices.virtual_time.pipeline import Host, Trace, VirtualPipeline
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.bench._common.loads import Request
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.prefix_hashes import SPAN
 from tests.tools.experiments.simulated_devices.virtual_time.cases import INSTANT, MACHINE, limits, request
 from tools.experiments.simulated_devices.virtual_time.clock import Clock

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pagewire.bench._common.loads import Request
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim.device import SimDevice
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.services.executor.slot_table import SlotTable
-from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.slot_table import SlotTable
+from pagewire.services.executor.steps.step_loop import StepLoop
 from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.shared.messages import unpack

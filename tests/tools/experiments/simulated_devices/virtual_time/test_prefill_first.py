@@ -1,6 +1,6 @@
 """Both sides of the SplitFuse ablation, on the same trace."""
 
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.slot_table import SlotTable
 from tests.tools.experiments.simulated_devices.virtual_time.cases import limits, request, serve
 from tools.experiments.simulated_devices.virtual_time.prefill_first import PrefillFirst
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pagewire.services.executor.in_flight_step import InFlightStep, OutputColumns
-from pagewire.services.executor.plan_checks import PlanViolation
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.in_flight_step import InFlightStep, OutputColumns
+from pagewire.services.executor.steps.plan_checks import PlanViolation
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish

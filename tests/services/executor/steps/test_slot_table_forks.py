@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.plan_checks import PlanViolation
-from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.steps.plan_checks import PlanViolation
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import Finish

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
-from pagewire.services.executor.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.services.executor.step_thread import DeviceThread
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
+from pagewire.services.executor.steps import step_thread
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.step_thread import DeviceThread
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import Settings
 from tests.services.executor.fakes import PATIENCE, FakeDevice, FakePending, add, plan, sampling

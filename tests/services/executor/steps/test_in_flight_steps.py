@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.devices.protocol import Int64, StepBatch
-from pagewire.services.executor.in_flight_step import InFlightStep
-from pagewire.services.executor.in_flight_steps import InFlightSteps
+from pagewire.services.executor.steps.in_flight_step import InFlightStep
+from pagewire.services.executor.steps.in_flight_steps import InFlightSteps
 from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import FakeDevice, FakePending, plan, token_at
 

@@ -12,17 +12,17 @@ import structlog
 from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
-from pagewire.services.executor.grammar_opener import GrammarOpener
-from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
-from pagewire.services.executor.in_flight_steps import InFlightSteps
-from pagewire.services.executor.packed_columns import column, entries
-from pagewire.services.executor.plan_checks import PlanViolation
-from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
-from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
+from pagewire.services.executor.outputs.results import Counters, PlanRefused, StepMetrics, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
-from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
+from pagewire.services.executor.steps.in_flight_steps import InFlightSteps
+from pagewire.services.executor.steps.packed_columns import column, entries
+from pagewire.services.executor.steps.plan_checks import PlanViolation
+from pagewire.services.executor.steps.plan_inbox import NewPlans, PlanInbox
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.recent_steps import StepFigures

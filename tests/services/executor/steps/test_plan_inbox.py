@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.plan_inbox import MAX_OUT_OF_ORDER, NewPlans, PlanInbox
+from pagewire.services.executor.steps.plan_inbox import MAX_OUT_OF_ORDER, NewPlans, PlanInbox
 from tests.services.executor.fakes import PATIENCE, plan
 
 

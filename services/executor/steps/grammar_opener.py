@@ -8,7 +8,7 @@ import structlog
 from llguidance import LLMatcher
 
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
-from pagewire.services.executor.packed_columns import column
+from pagewire.services.executor.steps.packed_columns import column
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.grammar_compiler import GrammarCompiler, GrammarError
 from pagewire.shared.messages import unpack

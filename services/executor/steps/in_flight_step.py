@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch, rows_and_places
-from pagewire.services.executor.packed_columns import column, packed
+from pagewire.services.executor.steps.packed_columns import column, packed
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import NOT_FINITE

@@ -4,7 +4,7 @@ import numpy as np
 
 from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.protocol import Capacity, Int64
-from pagewire.services.executor.packed_columns import column
+from pagewire.services.executor.steps.packed_columns import column
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of, rows_and_places
-from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
-from pagewire.services.executor.packed_columns import column, entries, pairs
-from pagewire.services.executor.plan_checks import PlanChecks, PlanViolation
 from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.services.executor.steps.in_flight_step import NOTHING, InFlightStep, OutputColumns
+from pagewire.services.executor.steps.packed_columns import column, entries, pairs
+from pagewire.services.executor.steps.plan_checks import PlanChecks, PlanViolation
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import RECORD

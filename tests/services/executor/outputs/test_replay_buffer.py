@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.replay_buffer import ReplayBuffer
+from pagewire.services.executor.outputs.replay_buffer import ReplayBuffer
 
 
 def name(term: int, step: int) -> bytes:

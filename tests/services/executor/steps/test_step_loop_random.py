@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
-from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import Drafter
 from pagewire.services.executor.speculation.speculator import Speculator
-from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.steps.plan_inbox import NewPlans, PlanInbox
+from pagewire.services.executor.steps.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput

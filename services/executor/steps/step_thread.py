@@ -9,13 +9,13 @@ from contextlib import closing
 from pagewire.services.executor.adapter_loader import AdapterLoader, FetchAdapter
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device
-from pagewire.services.executor.grammar_opener import GrammarOpener
-from pagewire.services.executor.plan_inbox import PlanInbox
-from pagewire.services.executor.result_queue import ResultQueue
-from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.outputs.result_queue import ResultQueue
+from pagewire.services.executor.outputs.results import PlanRefused, StepResult
 from pagewire.services.executor.speculation.open_speculator import open_speculator
 from pagewire.services.executor.speculation.speculator import Speculator
-from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.steps.grammar_opener import GrammarOpener
+from pagewire.services.executor.steps.plan_inbox import PlanInbox
+from pagewire.services.executor.steps.step_loop import StepLoop
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.models.model_folder import eos_ids, folder_of, tokenizer_folder
 from pagewire.shared.models.tokenizer_files import load_tokenizer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.packed_columns import column, packed, pairs
+from pagewire.services.executor.steps.packed_columns import column, packed, pairs
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.step import NO_TOKEN
 

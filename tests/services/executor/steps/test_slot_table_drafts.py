@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pagewire.services.executor.in_flight_step import InFlightStep
-from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
+from pagewire.services.executor.steps.in_flight_step import InFlightStep
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import Finish

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pagewire.services.executor.devices.protocol import Device, Int64, PendingStep
-from pagewire.services.executor.in_flight_step import InFlightStep
+from pagewire.services.executor.steps.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
 STEP_SECONDS = 20.0

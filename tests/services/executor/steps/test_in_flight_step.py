@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Logprobs, StepBatch
-from pagewire.services.executor.in_flight_step import InFlightStep, OutputColumns
+from pagewire.services.executor.steps.in_flight_step import InFlightStep, OutputColumns
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 from pagewire.shared.sampling_parameters import NOT_FINITE

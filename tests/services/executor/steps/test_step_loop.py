@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.devices.protocol import DeviceLost
-from pagewire.services.executor.results import PlanRefused
+from pagewire.services.executor.outputs.results import PlanRefused
 from pagewire.services.executor.sequence_key import sequence_key
-from pagewire.services.executor.step_loop import sampling_record
+from pagewire.services.executor.steps.step_loop import sampling_record
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
@@ -376,7 +376,7 @@ def test_waiting_time_counts_only_while_there_is_work(run: Run) -> None:
 
 def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("pagewire.services.executor.in_flight_steps.time.monotonic", lambda: now)
+    monkeypatch.setattr("pagewire.services.executor.steps.in_flight_steps.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
     overdue = [gated.loop.overdue]

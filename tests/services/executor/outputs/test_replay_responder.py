@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pagewire.services.executor.replay_buffer import ReplayBuffer
-from pagewire.services.executor.replay_responder import ReplayResponder
+from pagewire.services.executor.outputs.replay_buffer import ReplayBuffer
+from pagewire.services.executor.outputs.replay_responder import ReplayResponder
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.plan import Replay

@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from pagewire.services.executor.replay_buffer import ReplayBuffer
+from pagewire.services.executor.outputs.replay_buffer import ReplayBuffer
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import BusError
 from pagewire.shared.messages.plan import Replay

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pagewire.services.executor.result_queue import ResultQueue
+from pagewire.services.executor.outputs.result_queue import ResultQueue
 from tests.services.executor.fakes import PATIENCE
 
 
