@@ -1,4 +1,4 @@
-"""One line of progress a minute instead of a letter per test: a run of many minutes is seen to live."""
+"""One line of progress a minute, and one per failure, instead of a letter per test: a long run is seen to live."""
 
 import time
 from collections.abc import Callable
@@ -28,8 +28,10 @@ class Progress:
         self._total = len(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Counts a failure, be it of the test or of its fixtures."""
-        self._failed += report.failed
+        """Counts a failure, be it of the test or of its fixtures, and names the test at once."""
+        if report.failed:
+            self._failed += 1
+            self._write_line(f"failed: {report.nodeid}")
 
     def pytest_runtest_logfinish(self) -> None:
         """Counts a test and writes the line when it is due."""
