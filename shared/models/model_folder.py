@@ -9,7 +9,7 @@ from typing import Any
 
 from pagewire.shared import subjects
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.models.config_form import in_one_form
+from pagewire.shared.models.config_form import TRAINED_LENGTH, in_one_form
 from pagewire.shared.models.fetch import fetch
 from pagewire.shared.models.gguf import config as gguf_config
 from pagewire.shared.models.gguf.ends import eos_ids as eos_of_gguf
@@ -25,7 +25,6 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = "*.safetensors"
 _DOWNLOADED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
-_TRAINED = "original_max_position_embeddings"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -191,8 +190,7 @@ def _own_context(config: dict[str, Any]) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if own is None or not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return own
-    trained = rope.get(_TRAINED) or config.get(_TRAINED) or own
-    original, factor = trained, rope.get("factor") or 1.0
+    original, factor = rope.get(TRAINED_LENGTH) or own, rope.get("factor") or 1.0
     if not isinstance(original, int) or not isinstance(factor, int | float):
         return own
     return max(own, int(original * factor))

@@ -4,11 +4,14 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagewire.services.executor.models.config_json import parse
 from pagewire.services.executor.models.families.llama import LlamaConfig
 from pagewire.services.executor.models.families.mistral import MistralConfig
+from pagewire.services.executor.models.rope import rotary_embedding
 from pagewire.shared.models.config_form import in_one_form
 from pagewire.shared.models.model_folder import max_model_len
 from pagewire.shared.settings.config import Settings
@@ -39,6 +42,17 @@ def test_the_rotation_is_that_of_transformers(changes: dict[str, Any]) -> None:
     assert ours.rope_type == theirs["rope_type"]
     assert ours.rope_theta == theirs["rope_theta"]
     assert ours.factor == theirs["factor"]
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_angles_count_from_the_length_at_the_top(kind: str, name: str) -> None:
+    """Its place there was Phi-3's alone, and the angles were those of a model trained with four times the context."""
+    rope = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = SIZES | {name: rope, "rope_theta": 500.0, "original_max_position_embeddings": 64}
+    theirs = LlamaRotaryEmbedding(AutoConfig.for_model("llama", **deepcopy(config)))
+    ours = rotary_embedding(parse(LlamaConfig, in_one_form(config)).rope, 16)
+    torch.testing.assert_close(ours.frequencies, theirs.inv_freq)
 
 
 def test_the_context_counts_from_the_length_at_the_top() -> None:
