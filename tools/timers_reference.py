@@ -136,6 +136,7 @@ KINDS = (
                 "CLUSTER_HANDSHAKE_TIMEOUT",
             ),
             "shared/bus/nats_store.py": ("TIMEOUT", "READ_TIMEOUT"),
+            "shared/bus/requests.py": ("LAST_LOOK",),
             "shared/bus/stream_keeper.py": ("TIMEOUT", "REMOVAL_TIME"),
         },
     ),

@@ -14,7 +14,7 @@ from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_s
 from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
 from pagewire.shared.bus.nats_store import Connection, NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Subscription
-from pagewire.shared.bus.requests import InboxBus
+from pagewire.shared.bus.requests import LAST_LOOK, InboxBus
 from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import (
     BusError,
@@ -260,12 +260,11 @@ class NatsBus(InboxBus, Connection):
 
     async def _wait_for(self, barrier: asyncio.Future[bool], timeout: float) -> None:
         """Waits for the answer to a ping; raises what `flush` raises."""
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.wait({barrier})
-        except TimeoutError:
+        if not (await asyncio.wait({barrier}, timeout=timeout))[0]:
+            await asyncio.wait({barrier}, timeout=LAST_LOOK)
+        if not barrier.done():
             barrier.cancel()
-            raise RequestTimeout(f"the broker did not answer within {timeout:g} s") from None
+            raise RequestTimeout(f"the broker did not answer within {timeout:g} s")
         if barrier.cancelled():
             raise ConnectionLost("there is no connection to the broker")
 

@@ -15,6 +15,9 @@ from pagewire.shared.errors import BusError, BusUnavailable, ConnectionLost, NoR
 
 REPLY_LIMIT = 65_536
 """Maximum number of unread replies to one request; a reader that is further behind gets an error."""
+LAST_LOOK = 0.05
+"""Seconds for which a wait for the broker goes on after its time: an event loop that stood still, on a busy machine,
+sees that the time is over before it reads what has arrived meanwhile."""
 
 
 class Exchange:
@@ -24,7 +27,7 @@ class Exchange:
     `contextlib.contextmanager` and `asyncio.timeout` cost more than the messages themselves.
     """
 
-    __slots__ = ("_arrived", "_error", "_requests", "_waiter", "closed", "subject")
+    __slots__ = ("_arrived", "_error", "_requests", "_timer", "_waiter", "closed", "subject")
 
     def __init__(self, requests: "Requests", subject: str) -> None:
         self.subject = subject
@@ -69,11 +72,11 @@ class Exchange:
         if not self._arrived and self._error is None:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(timeout, self._time_out, timeout)
+            self._timer = loop.call_later(timeout, self._look_again, timeout)
             try:
                 await self._waiter
             finally:
-                timer.cancel()
+                self._timer.cancel()
                 self._waiter = None
         if not self._arrived:
             assert self._error is not None
@@ -82,6 +85,9 @@ class Exchange:
         if message.headers.get(STATUS) == NO_RESPONDERS:
             raise NoResponders(f"nobody subscribes to {self.subject}")
         return message
+
+    def _look_again(self, timeout: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LAST_LOOK, self._time_out, timeout)
 
     def _time_out(self, timeout: float) -> None:
         self.fail(RequestTimeout(f"no reply from {self.subject} within {timeout:g} s"))

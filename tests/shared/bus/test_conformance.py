@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from pagewire.shared.bus import Bus, Handler, Item, Message, StoredItem
+from pagewire.shared.bus import Bus, Handler, Item, Message, StoredItem, nats, requests
 from pagewire.shared.bus.memory import MemoryBus
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import KINDS, World
@@ -405,6 +405,29 @@ class TestRequests:
         bus.publish(requests[0].reply, b"too late")
         await bus.subscribe(subject + ".echo", lambda message: bus.publish(message.reply, b"in time"))
         assert (await bus.request(subject + ".echo", b"", timeout=30)).data == b"in time"
+
+    async def test_a_reply_counts_that_arrived_while_the_loop_stood_still(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The loop sees that the time is over before it reads the reply."""
+        monkeypatch.setattr(requests, "LAST_LOOK", PATIENCE)
+        monkeypatch.setattr(nats, "LAST_LOOK", PATIENCE)
+        client, service = await world.connect(), await world.connect()
+        subject = unique("t")
+
+        def stand_still() -> None:
+            time.sleep(0.05)
+
+        def answer(message: Message) -> None:
+            stand_still()
+            service.publish(message.reply, b"yes")
+
+        await service.subscribe(subject, answer)
+        assert (await client.request(subject, b"", timeout=0.01)).data == b"yes"
+        flushed = asyncio.create_task(client.flush(timeout=0.01))
+        await asyncio.sleep(0)
+        stand_still()
+        await flushed
 
     async def test_many_replies_end_with_an_empty_one(self, world: World) -> None:
         client, service = await world.connect(), await world.connect()
