@@ -10,7 +10,9 @@ AMD_PARTS = ("gfx942", "gfx950", "gfx1201")
 AMD_STAND_IN = 80
 """The GPU in `PARTS` whose forms AMD's launch: small tiles, no dependent launch, no fp8."""
 AMD_STAGES = 2
-"""Pipeline stages of attention on AMD's GPUs, at most."""
+"""Pipeline stages on AMD's GPUs, at most: most of them have 64 KiB of shared memory."""
+AMD_KEYS = 32
+"""Keys of a tile of attention on AMD's GPUs with warps of 32 threads, at most: with more, registers spill."""
 DEPENDENT_LAUNCH_SINCE = 90
 """First GPU that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
@@ -40,24 +42,37 @@ def current() -> int:
 
 
 @cache
-def is_amd() -> bool:
-    """Returns whether the GPU of this process is AMD's, whose compiler knows neither PTX nor a limit of registers."""
+def amd_part() -> str:
+    """Returns LLVM's name of the GPU of this process if AMD made it; empty: another one, or the interpreter."""
     import triton
 
-    return not triton.knobs.runtime.interpret and triton.runtime.driver.active.get_current_target().backend == "hip"
+    if triton.knobs.runtime.interpret:
+        return ""
+    target = triton.runtime.driver.active.get_current_target()
+    return str(target.arch) if target.backend == "hip" else ""
 
 
 def known_options(launch: Mapping[str, int]) -> dict[str, int]:
-    """Returns the sizes and options of a launch of an attention kernel as the GPU of this process takes them."""
-    return options_of_amd(launch) if is_amd() else dict(launch)
+    """Returns the sizes and options of a launch of attention or of a product as the GPU of this process takes them."""
+    part = amd_part()
+    return options_of_amd(launch, part) if part else dict(launch)
 
 
-def options_of_amd(launch: Mapping[str, int]) -> dict[str, int]:
-    """Returns the sizes and options of a launch of an attention kernel on AMD's GPUs: no limit of registers, and few
-    pipeline stages, since most of them have 64 KiB of shared memory.
+def options_of_amd(launch: Mapping[str, int], part: str) -> dict[str, int]:
+    """Returns the sizes and options of a launch of attention or of a product on one of AMD's GPUs, by LLVM's name.
 
-    >>> options_of_amd({"TILE": 64, "num_stages": 5, "maxnreg": 224})
-    {'TILE': 64, 'num_stages': 2}
+    Their compiler knows no limit of registers. Where a warp has 32 threads, as on gfx1201, there are twice as many
+    warps: the compiler spreads a product over fewer registers then.
+
+    >>> options_of_amd({"TILE": 64, "num_warps": 4, "num_stages": 5, "maxnreg": 224}, "gfx1201")
+    {'TILE': 32, 'num_warps': 8, 'num_stages': 2}
+    >>> options_of_amd({"TILE": 64, "num_warps": 4, "num_stages": 5}, "gfx942")
+    {'TILE': 64, 'num_warps': 4, 'num_stages': 2}
     """
     options = {name: value for name, value in launch.items() if name != "maxnreg"}
-    return options | {"num_stages": min(options.get("num_stages", AMD_STAGES), AMD_STAGES)}
+    options["num_stages"] = min(options.get("num_stages", AMD_STAGES), AMD_STAGES)
+    if part.startswith("gfx1"):
+        options["num_warps"] *= 2
+        if "TILE" in options:
+            options["TILE"] = min(options["TILE"], AMD_KEYS)
+    return options

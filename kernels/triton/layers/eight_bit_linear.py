@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.gpu_arch import known_options
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
@@ -154,7 +155,6 @@ def eight_bit_linear(
         BLOCK_N=block_n,
         TILE=tile_of(weights.group),
         SPLITS=splits,
-        num_warps=warps,
-        num_stages=stages,
+        **known_options({"num_warps": warps, "num_stages": stages}),
         **launch_options(),
     )

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.gpu_arch import current, is_amd, is_wide
+from pagewire.kernels.gpu_arch import amd_part, current, is_wide, known_options
 from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.triton.jit import jit
 from pagewire.kernels.triton.last_program import is_last_program
@@ -337,13 +337,12 @@ def integer_linear(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor |
         GROUP=weights.group,
         PER_WORD=weights.per_word,
         ZERO=weights.zero,
-        ASM=widening(x.dtype, 16 // weights.per_word, weights.zero, amd=is_amd()),
+        ASM=widening(x.dtype, 16 // weights.per_word, weights.zero, amd=bool(amd_part())),
         WORDS=weights.words,
         BLOCK_M=form.block_m,
         BLOCK_N=form.block_n,
         TILE=form.tile,
         SPLITS=splits,
-        num_warps=form.warps,
-        num_stages=form.stages,
+        **known_options({"num_warps": form.warps, "num_stages": form.stages}),
         **launch_options(),
     )

@@ -38,8 +38,12 @@ class Configuration:
         if "PDL" in kernel.arg_names:
             constants["PDL"] = options["launch_pdl"] = has_dependent_launch(part_of(gpu))
         if isinstance(gpu, str):
-            if {"TILE", "PADDED"} <= constants.keys():  # attention
-                options = options_of_amd(options)
+            attends = {"TILE", "PADDED"} <= constants.keys()
+            if attends or "num_stages" in options:
+                tile: dict[str, Any] = {"TILE": constants["TILE"]} if attends else {}
+                options = options_of_amd(tile | options, gpu)
+                if attends:
+                    constants["TILE"] = options.pop("TILE")
             options = {name: value for name, value in options.items() if name not in {"maxnreg", "launch_pdl"}}
             if isinstance(asm := constants.get("ASM"), tuple):
                 constants["ASM"] = ("",) * len(asm)

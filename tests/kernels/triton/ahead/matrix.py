@@ -50,7 +50,8 @@ def summary(forms: list[dict[str, Any]]) -> list[str]:
         here = list(group)
         registers, shared = (max(form[name] for form in here) for name in ("registers", "shared"))
         bad = [form["form"] for form in here if not form["fits"]]
-        verdict = ", ".join(bad) or "all fit"
+        spilled = [form["form"] for form in here if form["fits"] and form["spills"] and not isinstance(arch, int)]
+        verdict = (", ".join(bad) or "all fit") + (f", but these spill: {', '.join(spilled)}" if spilled else "")
         resources = f"{len(here)} forms, up to {registers} registers and {shared} bytes"
         lines.append(f"Triton {version} {name_of(arch)}: {resources}: {verdict}")
     return lines
