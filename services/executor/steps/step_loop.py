@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
+from pagewire.services.executor.adapter_loader import AdapterGone, AdapterLoader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.outputs.results import Counters, PlanRefused, StepMetrics, StepResult
@@ -134,8 +134,8 @@ class StepLoop:
                 idle = not self._advance(new.plans)
             except DeviceLost:
                 raise
-            except Exception:
-                self._fail(new.plans)
+            except Exception as error:
+                self._fail(new.plans, harmless=isinstance(error, AdapterGone))
                 if self.broken:
                     raise
                 self._in_flight.abandon()
@@ -144,11 +144,14 @@ class StepLoop:
         while self._in_flight:
             self._collect()
 
-    def _fail(self, plans: list[Plan]) -> None:
-        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
+    def _fail(self, plans: list[Plan], *, harmless: bool) -> None:
+        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`.
+
+        `harmless`: the step has raised before the device began it.
+        """
         _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
         failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
-        self.broken = not (failed and self._device.recovers)
+        self.broken = not (failed and (harmless or self._device.recovers))
         now = time.time()
         output = StepOutput(self._term, self._step, self._plan, *OutputColumns()[:5], 0, failed=pack(failed))
         self._emit(StepResult(output, [], now, now))
