@@ -1,5 +1,6 @@
 """The device `cuda` on a machine without a GPU: the same kernels under Triton's interpreter, and gloo for NCCL."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.part import CudaPart
 from pagewire.services.executor.devices.cuda.ranks import follower, leader
 from pagewire.services.executor.devices.ranks.startup import Measured
+from pagewire.services.executor.steps import in_flight_steps
 from tests.support.host_runtime import HostRuntime
 
 GPUS = 4
@@ -45,5 +47,6 @@ def interpreted() -> Iterator[None]:
         patches.enter_context(patch.object(devices, "_open_cuda", opening.open_cuda))
         command = (sys.executable, "-m", "tests.support.interpreted_rank")
         patches.enter_context(patch.dict(rank_processes.COMMANDS, {"cuda": command}))
+        patches.enter_context(patch.object(in_flight_steps, "STEP_SECONDS", math.inf))  # the interpreter is slow
         patches.enter_context(patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}))
         yield
