@@ -99,7 +99,7 @@ def compute(
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_of_a_mix_of_adapters_are_those_of_one_rank(
+def test_several_ranks_give_the_logits_of_one_with_a_mix_of_adapters(
     kernels: CpuKernels, name: str, size: int, tmp_path: Path
 ) -> None:
     adapters = folders(tmp_path, name)

@@ -107,7 +107,7 @@ def test_tokens_do_not_depend_on_the_drafts(drafter: Callable[[list[list[int]]],
         assert speculator.accepted < 0.2 * speculator.drafted
 
 
-def test_a_draft_model_drafts_what_it_drafts_on_a_cpu_whatever_was_right() -> None:
+def test_a_draft_model_drafts_the_same_tokens_as_on_a_cpu() -> None:
     random = Random(3)
     texts, sequences = [[7, 300, 41], [12, 9]], [NewSequence(record(key=key), 1) for key in range(2)]
     devices = [cpu_device("llama"), cuda_device("llama", captured=False)]

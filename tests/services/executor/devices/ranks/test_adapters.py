@@ -130,7 +130,7 @@ def test_a_slot_may_be_assigned_before_its_adapter_is_loaded(ranks: Ranks) -> No
     assert ranks.other.mark(0) == 3.0
 
 
-def test_other_ranks_free_what_rank_0_has_dropped(ranks: Ranks) -> None:
+def test_other_ranks_free_adapters_that_rank_0_has_dropped(ranks: Ranks) -> None:
     packed: RankedAdapter | None = ranks.leading.pack(ranks.adapter(1.0))
     ranks.leading.assign(0, Loaded(packed))
     ranks.step(0)

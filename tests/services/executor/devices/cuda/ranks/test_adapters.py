@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are
     ("name", "ranks"),
     [("llama", 2), *(pytest.param(*case, marks=pytest.mark.full) for case in (("llama", 3), ("qwen3", 2)))],
 )
-def test_tokens_of_a_mix_of_adapters_are_those_of_one_rank(name: str, ranks: int, tmp_path: Path) -> None:
+def test_several_ranks_give_the_tokens_of_one_with_a_mix_of_adapters(name: str, ranks: int, tmp_path: Path) -> None:
     """Plain rows among them, and sequences that are preempted, which changes the slots of adapters."""
     adapters = folders(tmp_path, name)
     one = compiled_device(name)
