@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from pagewire.client.sync import LoopThread
+from pagewire.services.gateway.http import http_protocol
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -279,7 +280,8 @@ def test_a_draining_gateway_serves_until_its_successor_is_ready() -> None:
         gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), PATIENCE))
 
 
-def test_a_draining_gateway_answers_requests_over_open_connections() -> None:
+def test_a_draining_gateway_answers_requests_over_open_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "LAST_IDLE_TIME", PATIENCE)  # however long the successor takes
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.signal)
@@ -290,7 +292,8 @@ def test_a_draining_gateway_answers_requests_over_open_connections() -> None:
         assert ask("/v1/completions") == (200, "close")
 
 
-def test_a_gateway_of_a_stopping_stack_refuses_new_requests() -> None:
+def test_a_gateway_of_a_stopping_stack_refuses_new_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "LAST_IDLE_TIME", PATIENCE)
     with running(supervised=True) as gateway, connection(gateway) as ask:
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.stop)
