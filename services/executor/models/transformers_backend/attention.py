@@ -40,11 +40,10 @@ class Mask:
     def __getattr__(self, name: str) -> Any:
         raise ConfigurationError("it reads the mask of attention itself")
 
-    def __getitem__(self, parts: tuple[Any, ...]) -> "Mask":
+    def __getitem__(self, parts: Any) -> Any:
         """Returns the mask itself for all its positions: Gemma 4 cuts off queries that need no logits."""
-        if any(part not in (slice(None), slice(0, None)) for part in parts):
-            self._read()
-        return self
+        whole = isinstance(parts, tuple) and all(part in (slice(None), slice(0, None)) for part in parts)
+        return self if whole else self._read()
 
     def _read(self, *_others: Any) -> Any:
         return self.shape
