@@ -135,7 +135,7 @@ class StepLoop:
             except DeviceLost:
                 raise
             except Exception as error:
-                self._fail(new.plans, harmless=isinstance(error, AdapterGone))
+                self._fail(new.plans, error)
                 if self.broken:
                     raise
                 self._in_flight.abandon()
@@ -144,14 +144,12 @@ class StepLoop:
         while self._in_flight:
             self._collect()
 
-    def _fail(self, plans: list[Plan], *, harmless: bool) -> None:
-        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`.
-
-        `harmless`: the step has raised before the device began it.
-        """
+    def _fail(self, plans: list[Plan], error: Exception) -> None:
+        """Reports the sequences that were in a step that has raised `error`, or that were to be added by `plans`."""
         _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
         failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
-        self.broken = not (failed and (harmless or self._device.recovers))
+        recovers = self._device.recovers or isinstance(error, AdapterGone)  # which is raised before the device begins
+        self.broken = not (failed and recovers)
         now = time.time()
         output = StepOutput(self._term, self._step, self._plan, *OutputColumns()[:5], 0, failed=pack(failed))
         self._emit(StepResult(output, [], now, now))

@@ -134,7 +134,7 @@ class LeadingAdapters(AdapterSlots):
 
     @contextmanager
     def _losing(self, rank: int) -> Iterator[None]:
-        """Makes a lost rank of one that is gone, or too slow."""
+        """Reports a rank as lost that is gone, or too slow."""
         try:
             yield
         except (EOFError, OSError) as error:
