@@ -11,6 +11,9 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import die_with
 from pagewire.shared.settings.environment import PREFIX
 
+HERE = Path(__file__).resolve().parents[3]
+"""The checkout that this file is in."""
+
 
 def command(module: str, *arguments: str) -> Sequence[str]:
     """Returns the command that runs a module of whichever checkout `options` names."""

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[3]
-_FOLDER = _CHECKOUT / "tools" / "experiments"
+from tools.experiments._common.checkouts import HERE
+
+_FOLDER = HERE / "tools" / "experiments"
 EXPERIMENTS: Mapping[str, Path] = {
-    file.stem: file.relative_to(_CHECKOUT)
+    file.stem: file.relative_to(HERE)
     for file in sorted((*_FOLDER.glob("[!_]*.py"), *_FOLDER.glob("[!_]*/[!_]*.py")), key=lambda file: file.stem)
 }
 """Files by the names of the experiments, relative to the checkout. Each has `main(arguments)`, which returns the exit

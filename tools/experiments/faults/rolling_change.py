@@ -37,7 +37,6 @@ from pagewire.shared.telemetry import logs
 from tools.experiments._common import checkouts
 from tools.experiments.other_servers.vllm.servers import free_port
 
-HERE = Path(__file__).parents[3]
 SERVICES = ("detokenizer", "executor", "scheduler", "tokenizer", "gateway")
 """The order in which services are replaced. Where all are beside the old ones, these end in the reverse order: first
 those that accept requests."""
@@ -197,7 +196,7 @@ def table(changes: Sequence[Mapping[str, object]]) -> list[str]:
 async def measure(other: Path, rounds: int, clients: int, device: str) -> list[Change]:
     """Changes all services so often to the other version and back, under so many clients."""
     changes: list[Change] = []
-    beside = not await _share_wire_version(HERE, other)
+    beside = not await _share_wire_version(checkouts.HERE, other)
     async with Broker(port=0) as broker:
         bus = await nats.connect(
             broker.url,
@@ -208,11 +207,11 @@ async def measure(other: Path, rounds: int, clients: int, device: str) -> list[C
         )
         fleet = Fleet(broker, bus, device)
         try:
-            await fleet.replace(await fleet.start(HERE))
+            await fleet.replace(await fleet.start(checkouts.HERE))
             requests = mixture(SEED, TOKENS)
             expected = await answers(fleet.address, requests)
             for _ in range(rounds):
-                for name, checkout in (("to the other version", other), ("back", HERE)):
+                for name, checkout in (("to the other version", other), ("back", checkouts.HERE)):
                     change = Change(name, beside)
                     changes.append(change)
                     await _under_load(fleet, checkout, change, requests, expected, clients)

@@ -15,7 +15,6 @@ from pagewire.shared.errors import Unavailable
 from pagewire.shared.process.linux_process import children
 from tools.experiments._common import checkouts
 
-HERE = Path(__file__).parents[3]
 START_TIMEOUT = 180.0
 """Seconds within which a stack must be ready; the first start of a version compiles its kernels."""
 SETTLING = 10.0
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", default="cpu")
     add_output(parser)
     options = parser.parse_args(arguments)
-    folders = {"here": HERE} | {folder.name: folder for folder in options.checkouts}
+    folders = {"here": checkouts.HERE} | {folder.name: folder for folder in options.checkouts}
     shares = asyncio.run(measure(folders, options.device, options.seconds))
     print("\n".join(table(shares)))
     write(options.output, parser.prog, arguments, shares=shares)

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from pagewire.shared.errors import ConfigurationError
+from tools.experiments._common.checkouts import HERE
 from tools.experiments.faults import rolling_change
-from tools.experiments.faults.rolling_change import HERE, table
+from tools.experiments.faults.rolling_change import table
 
 
 def test_a_row_has_the_manner_of_the_change_and_its_requests() -> None:
