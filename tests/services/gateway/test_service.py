@@ -22,7 +22,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import ConfigurationError, Internal, Overloaded
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.process import heartbeater
+from pagewire.shared.process import heartbeater, peers
 from pagewire.shared.process.listener import listen
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.process.runtime import Shutdown, run_service
@@ -85,6 +85,7 @@ def running(api_key: str = "", *, supervised: bool = False) -> Iterator[Running]
     gateway.thread = thread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
+        patch.setattr(peers, "SILENCE", 600)  # so the only heartbeat of each instance counts however slow the test is
         thread.run(gateway.start(api_key))
         try:
             yield gateway
@@ -286,9 +287,9 @@ def test_a_draining_gateway_answers_requests_over_open_connections(monkeypatch: 
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.signal)
         gateway.thread.run(gateway.beat("gateway", "g2", port=float(gateway.port)))
-        with suppress(ConnectionRefusedError):
-            while True:  # until its successor is ready
-                socket.create_connection(("127.0.0.1", gateway.port)).close()
+        with suppress(ConnectionError):
+            while True:  # until it has seen its successor, and listens no more
+                ask_once(gateway, "/livez")
         assert ask("/v1/completions") == (200, "close")
 
 
