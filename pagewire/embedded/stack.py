@@ -123,7 +123,12 @@ class Stack:
             programs = list(map(self._program, self._programs.values()))
             self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end, self._on_refused)
             self._watchdog = Watchdog(
-                self._bus, supervisor.instances, supervisor.kill, supervisor.replace, supervisor.seconds_without_core
+                self._bus,
+                supervisor.instances,
+                supervisor.kill,
+                supervisor.replace,
+                supervisor.seconds_without_core,
+                supervisor.cpu_seconds,
             )
             await self._watchdog.listen()
             await demo_faults.listen(self._bus, supervisor, allowed=self.settings.demo_faults)

@@ -20,6 +20,7 @@ from pagewire.shared.process.linux_process import (
     PREDECESSORS,
     REFUSAL,
     STOP,
+    cpu_seconds,
     seconds_without_core,
 )
 from pagewire.shared.process.polling import poll
@@ -169,6 +170,11 @@ class Supervisor:
         """Returns for how long the latest process of a program has waited for a core; 0 while that does not run."""
         pid = self.pid(name)
         return 0.0 if pid is None else seconds_without_core(pid)
+
+    def cpu_seconds(self, name: str) -> float:
+        """Returns for how long the latest process of a program has computed; 0 while that does not run."""
+        pid = self.pid(name)
+        return 0.0 if pid is None else cpu_seconds(pid)
 
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""

@@ -38,12 +38,21 @@ class _LastBeat(NamedTuple):
     """Seconds that the program had waited for a core by then."""
 
 
+class _Start(NamedTuple):
+    """What a program has computed that is not ready yet."""
+
+    cpu_seconds: float
+    at: float
+    """When that was less, on the monotonic clock."""
+
+
 class Watchdog:
     """Kills a service that has been silent for `SILENCE` seconds and does not answer a ping.
 
     The time in which a service waits for a core is no silence: a service that computes on a starved machine lives,
-    and so that others know it, its last heartbeat is sent again in its place. A service without a connection has
-    `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not connect again.
+    and so that others know it, its last heartbeat is sent again in its place. Nor is a service silent that is not ready
+    and computes: it may read a large vocabulary in one call that lets no other thread run. A service without a
+    connection has `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not connect again.
 
     Args:
         bus: a connection with the rights of a client.
@@ -51,6 +60,7 @@ class Watchdog:
         kill: kills a program by name.
         replace: called with name and instance id of a program whose heartbeat says that it drains.
         core_wait: returns for how many seconds a program has waited for a core since it started, by name.
+        cpu_seconds: returns for how many seconds a program has computed since it started, by name.
     """
 
     def __init__(
@@ -60,18 +70,22 @@ class Watchdog:
         kill: Callable[[str], None],
         replace: Callable[[str, str], None] = lambda name, instance: None,
         core_wait: Callable[[str], float] = lambda name: 0.0,
+        cpu_seconds: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
         self._bus = bus
         self._instances = instances
         self._kill = kill
         self._replace = replace
         self._core_wait = core_wait
+        self._cpu_seconds = cpu_seconds
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus)
         self._last_beats: dict[str, _LastBeat] = {}
         """By instance; a heartbeat that is sent in the place of an instance does not count."""
         self._core_waits: dict[str, float] = {}
         """By program: the seconds for which it had waited for a core at the last check."""
+        self._starts: dict[str, _Start] = {}
+        """By instance that is not ready."""
         self._connected_at = time.monotonic()
         bus.on_reconnect(self._on_reconnect)
 
@@ -106,6 +120,7 @@ class Watchdog:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._kill_frozen())
             tasks.create_task(self._repeat_heartbeats())
+            tasks.create_task(self._observe_starts())
 
     async def _kill_frozen(self) -> None:
         while True:
@@ -134,6 +149,21 @@ class Watchdog:
                     _log.info("service_starved", program=name, instance=instance, silent_s=round(silence, 1))
                     self._repeat(last.beat)
 
+    async def _observe_starts(self) -> None:
+        """Notes when each program that is not ready has computed last."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            now, starts = time.monotonic(), self._starts
+            self._starts = {}
+            for name, instance in self._instances.items():
+                last = self._last(name)
+                if last is None or last.beat.ready:
+                    continue
+                start, cpu_seconds = starts.get(instance), self._cpu_seconds(name)
+                if start is None or cpu_seconds > start.cpu_seconds:
+                    start = _Start(cpu_seconds, now)
+                self._starts[instance] = start
+
     def _repeat(self, beat: Heartbeat) -> None:
         try:
             data = encode(msgspec.structs.replace(beat, repeated=True))
@@ -159,11 +189,14 @@ class Watchdog:
         return self._last_beats.get(self._instances.get(name, ""))
 
     def _silence(self, name: str) -> float:
-        """Returns for how many seconds a program has said nothing though it did not wait for a core."""
+        """Returns for how many seconds a program has said nothing though it did not wait for a core; of one that is not
+        ready, for how many it has not computed either."""
         last = self._last(name)
         if last is None:
             return 0.0
-        return time.monotonic() - last.at - max(0.0, self._core_wait(name) - last.core_wait)
+        start = self._starts.get(last.beat.instance)
+        since = max(last.at, start.at) if start is not None else last.at
+        return time.monotonic() - since - max(0.0, self._core_wait(name) - last.core_wait)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.

@@ -138,6 +138,17 @@ def seconds_without_core(process: int) -> float:
     return int(fields[1]) / 1e9
 
 
+def cpu_seconds(process: int) -> float:
+    """Returns for how long all threads of a process together have computed, in seconds since it began; 0 if it has
+    ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = map(int, fields[11:13])  # the 14th and 15th of all fields, two of which stand before the ")"
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
 def free_memory() -> int:
     """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())

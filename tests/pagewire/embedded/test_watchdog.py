@@ -68,9 +68,14 @@ def killed() -> list[str]:
 
 
 class CoreClock:
-    """Counts the time in which a program waits for a core, by the program's name; a test begins and ends the wait."""
+    """Counts the time in which a program waits for a core, by the program's name; a test begins and ends the wait.
+
+    Attributes:
+        computing: names of the programs that compute.
+    """
 
     def __init__(self) -> None:
+        self.computing: set[str] = set()
         self._since: dict[str, float] = {}
         self._waited: dict[str, float] = {}
 
@@ -85,6 +90,9 @@ class CoreClock:
         now = time.monotonic()
         return self._waited.get(name, 0.0) + now - self._since.get(name, now)
 
+    def computed_by(self, name: str) -> float:
+        return time.monotonic() if name in self.computing else 0.0
+
 
 @pytest.fixture
 def cores() -> CoreClock:
@@ -96,7 +104,7 @@ async def watched(
     memory: MemoryBroker, instances: dict[str, str], killed: list[str], cores: CoreClock
 ) -> AsyncIterator[Watchdog]:
     bus = MemoryBus(memory, inbox_prefix="_INBOX")
-    watched = Watchdog(bus, instances, killed.append, core_wait=cores.wait_of)
+    watched = Watchdog(bus, instances, killed.append, core_wait=cores.wait_of, cpu_seconds=cores.computed_by)
     await watched.listen()
     running = asyncio.create_task(watched.run())
     yield watched
@@ -176,6 +184,20 @@ async def test_a_starved_service_that_is_stopped_is_killed(fake: Fake, killed: l
     assert killed == []
     cores.end("executor")
     await until(lambda: killed == ["executor"])
+
+
+async def test_a_silent_service_lives_while_it_computes_to_become_ready(
+    fake: Fake, killed: list[str], cores: CoreClock
+) -> None:
+    cores.computing = {"executor", "scheduler"}
+    await fake.subscribe_to_pings("executor", "e1", answer=False)
+    await fake.subscribe_to_pings("scheduler", "s1", answer=False)
+    fake.beat("executor", "e1", ready=False)
+    fake.beat("scheduler", "s1")
+    await until(lambda: "scheduler" in killed)  # it is ready, so it must say so
+    assert "executor" not in killed
+    cores.computing.clear()
+    await until(lambda: "executor" in killed)
 
 
 async def test_a_service_that_waits_for_no_core_gets_no_heartbeat_of_the_watchdog(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.shared.process.linux_process import seconds_without_core, use_batch_scheduling
+from pagewire.shared.process.linux_process import cpu_seconds, seconds_without_core, use_batch_scheduling
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
@@ -37,11 +37,12 @@ async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not() -> N
         await until(lambda: seconds_without_core(starved) > 0.2)
         os.kill(starved, signal.SIGSTOP)
         await until(lambda: Path(f"/proc/{starved}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        waited = seconds_without_core(starved)
+        waited, computed = seconds_without_core(starved), cpu_seconds(starved)
+        assert computed > 0
         await asyncio.sleep(0.3)
-        assert seconds_without_core(starved) == waited
+        assert (seconds_without_core(starved), cpu_seconds(starved)) == (waited, computed)
     finally:
         for process in processes:
             process.kill()
             await process.wait()
-    assert seconds_without_core(starved) == 0, "it has ended"
+    assert (seconds_without_core(starved), cpu_seconds(starved)) == (0, 0), "it has ended"
