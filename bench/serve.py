@@ -178,16 +178,16 @@ def summarize(records: Sequence[Record], goals: dict[str, float]) -> dict[str, A
         "goodput": sum(_meets(record, goals) for record in good) / seconds if goals else None,
         "output_tokens_per_second": tokens / seconds,
         "total_tokens_per_second": (tokens + sum(record.prompt_tokens for record in good)) / seconds,
-        "milliseconds": {name: _spread(found) for name, found in times.items()},
+        "milliseconds": {name: _spread(values) for name, values in times.items()},
     }
 
 
 def table(figures: dict[str, Any]) -> list[str]:
     """Returns the figures as lines of Markdown."""
     rows = [
-        f"{name.upper()} ms | " + " | ".join(f"{found[key]:.2f}" for key in ("mean", "median", "std", "p99"))
-        for name, found in figures["milliseconds"].items()
-        if found
+        f"{name.upper()} ms | " + " | ".join(f"{spread[key]:.2f}" for key in ("mean", "median", "std", "p99"))
+        for name, spread in figures["milliseconds"].items()
+        if spread
     ]
     ended = f"{figures['completed']} answered, {figures['failed']} failed in {figures['seconds']:.2f} s: "
     rates = f"{figures['requests_per_second']:.2f} requests/s, {figures['output_tokens_per_second']:.1f} tokens/s out, "

@@ -85,10 +85,10 @@ def linear(
     for name, config in models.items():
         hidden, inner = config["hidden_size"], config["intermediate_size"]
         for layer, outputs, inputs in (("gate and up", 2 * inner, hidden), ("down", hidden, inner)):
-            for weights, made in formats(device, machine.dtype).items():
-                copies = [made(outputs, inputs)]
+            for weights, build in formats(device, machine.dtype).items():
+                copies = [build(outputs, inputs)]
                 size = sum(part.nbytes for part in (*copies[0].parameters(), *copies[0].buffers()))
-                copies += [made(outputs, inputs) for _ in range(TOGETHER // size)]
+                copies += [build(outputs, inputs) for _ in range(TOGETHER // size)]
                 for count in rows:
                     x = torch.randn(count, inputs, dtype=machine.dtype, device=device)
 

@@ -39,11 +39,11 @@ class _LastBeat(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """What a program has computed that is not ready yet."""
+    """Computing time of a program that is not ready yet."""
 
     cpu_seconds: float
     at: float
-    """When that was less, on the monotonic clock."""
+    """When it last grew, on the monotonic clock."""
 
 
 class Watchdog:

@@ -33,9 +33,9 @@ def main(url: str, tokenizer: str) -> str:
             done = subprocess.run(
                 command.split(), env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
             )
-            found = list(Path(folder).rglob("profile_export_aiperf.json"))
-            assert found, f"{endpoint}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
-            figures = json.loads(found[0].read_text())
+            exports = list(Path(folder).rglob("profile_export_aiperf.json"))
+            assert exports, f"{endpoint}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+            figures = json.loads(exports[0].read_text())
         assert figures["request_count"]["avg"] == REQUESTS, figures["request_count"]
         assert not figures.get("error_summary"), figures["error_summary"]
     return f"--endpoint-type {', '.join(ENDPOINTS)}: {REQUESTS} requests, {CONCURRENCY} at a time, 0 failed"

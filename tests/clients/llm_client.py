@@ -27,10 +27,10 @@ def main(url: str) -> None:
     assert whole[0] == streamed[0], (whole, streamed)
     used = {(entry["input_tokens"], entry["output_tokens"]) for entry in logged}
     assert len(logged) == 2, logged
-    ((given, made),) = used
-    assert given > 0 < made, used
+    ((prompt_tokens, output_tokens),) = used
+    assert prompt_tokens > 0 < output_tokens, used
     for _, usage in (whole, streamed):  # a later one may also tell how much of its prompt was cached
-        assert f"{given} input, {made} output" in usage, (whole, streamed, used)
+        assert f"{prompt_tokens} input, {output_tokens} output" in usage, (whole, streamed, used)
 
 
 def ask(folder: str, *flags: str) -> tuple[str, str]:

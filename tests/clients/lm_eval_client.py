@@ -80,7 +80,7 @@ def write_questions(file: Path) -> None:
 
 def evaluate(model: str, arguments: dict[str, Any], task: dict[str, Any], *, chat: bool = False) -> Any:
     """Returns the scores, and what the model has answered to each question."""
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model=model,
         model_args=arguments,
         tasks=[dict(task)],
@@ -90,9 +90,11 @@ def evaluate(model: str, arguments: dict[str, Any], task: dict[str, Any], *, cha
     )
     name = task["task"]
     scores = {
-        key: value for key, value in found["results"][name].items() if isinstance(value, float) and "stderr" not in key
+        key: value
+        for key, value in results["results"][name].items()
+        if isinstance(value, float) and "stderr" not in key
     }
-    samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     return scores, [sample["resps"] for sample in samples]
 
 
@@ -119,15 +121,15 @@ def main(url: str, folder: str) -> str:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "capitals.jsonl")
         write_questions(file)
-        made = tasks(file)
+        questions = tasks(file)
         for model, arguments, kind in (
             ("local-completions", completions, "choice"),
             ("local-completions", completions, "generation"),
             ("local-chat-completions", chat, "generation"),
         ):
             chats = model == "local-chat-completions"
-            scores, answers = evaluate(model, arguments, made[kind], chat=chats)
-            theirs, expected = evaluate("hf", hf, made[kind], chat=chats)
+            scores, answers = evaluate(model, arguments, questions[kind], chat=chats)
+            theirs, expected = evaluate("hf", hf, questions[kind], chat=chats)
             assert scores == theirs, (model, scores, theirs)
             assert same(answers, expected), (model, answers, expected)
             shown.append(f"{model} {kind}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))

@@ -219,8 +219,8 @@ def test_a_chat_has_logprobs(sdk: Any) -> None:
 
 
 def _logprobs(part: Any) -> list[Any]:
-    found = part.choices[0].logprobs
-    return [] if found is None else found.content
+    logprobs = part.choices[0].logprobs
+    return [] if logprobs is None else logprobs.content
 
 
 def test_a_chat_has_several_answers(sdk: Any) -> None:
@@ -261,12 +261,12 @@ def test_the_sdks_stream_helper_collects_a_chat(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_required_tool_is_called(sdk: Any, choice: Any, stream: bool) -> None:
-    found = sdk.chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=LONG, stream=stream)
+    answer = sdk.chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=LONG, stream=stream)
     if stream:
-        calls = [call for part in found for call in part.choices[0].delta.tool_calls or ()]
+        calls = [call for part in answer for call in part.choices[0].delta.tool_calls or ()]
         name, arguments = calls[0].function.name, "".join(call.function.arguments for call in calls)
     else:
-        ((call,), name) = (found.choices[0].message.tool_calls, found.choices[0].message.tool_calls[0].function.name)
+        ((call,), name) = (answer.choices[0].message.tool_calls, answer.choices[0].message.tool_calls[0].function.name)
         arguments = call.function.arguments
     assert name == "get_weather"
     assert json.loads(arguments).keys() == {"city", "day"}
@@ -307,8 +307,8 @@ def test_a_response_and_its_stream_are_equal(sdk: Any) -> None:
 
 
 def test_the_sdks_stream_helper_collects_a_response(client: openai.OpenAI) -> None:
-    said: Any = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
-    with client.responses.stream(model=MODEL, input="Hi.", text=said, max_output_tokens=LONG) as stream:
+    text_format: Any = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
+    with client.responses.stream(model=MODEL, input="Hi.", text=text_format, max_output_tokens=LONG) as stream:
         for _ in stream:
             pass
         final = stream.get_final_response()
@@ -318,16 +318,16 @@ def test_the_sdks_stream_helper_collects_a_response(client: openai.OpenAI) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_has_its_function_call(sdk: Any, stream: bool) -> None:
-    found = sdk.respond(
+    answer = sdk.respond(
         tools=[FLAT_TOOL], tool_choice="required", parallel_tool_calls=False, max_output_tokens=LONG, stream=stream
     )
     if stream:
-        events = list(found)
+        events = list(answer)
         pieces = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
         (item,) = events[-1].response.output
         assert pieces == item.arguments
     else:
-        (item,) = found.output
+        (item,) = answer.output
     assert (item.type, item.name, item.status) == ("function_call", "get_weather", "completed")
     assert json.loads(item.arguments).keys() == {"city", "day"}
     turns = [
@@ -462,17 +462,19 @@ def test_a_stop_sequence_ends_a_message(message: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_required_tool_of_anthropic_is_called(message: Any, stream: bool) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    found = message(tools=[ANTHROPICS_TOOL], tool_choice=choice, max_tokens=LONG, stream=stream)
+    answer = message(tools=[ANTHROPICS_TOOL], tool_choice=choice, max_tokens=LONG, stream=stream)
     if stream:
-        events = list(found)
-        given = json.loads("".join(event.delta.partial_json for event in events if event.type == "content_block_delta"))
+        events = list(answer)
+        arguments = json.loads(
+            "".join(event.delta.partial_json for event in events if event.type == "content_block_delta")
+        )
         reason = next(event.delta.stop_reason for event in events if event.type == "message_delta")
     else:
-        ((block,), reason) = (found.content, found.stop_reason)
+        ((block,), reason) = (answer.content, answer.stop_reason)
         assert (block.type, block.name) == ("tool_use", "get_weather")
-        given = block.input
+        arguments = block.input
     assert reason == "tool_use"
-    assert given.keys() == {"city", "day"}
+    assert arguments.keys() == {"city", "day"}
 
 
 def test_an_anthropic_tools_result_is_answered(message: Any) -> None:

@@ -18,11 +18,11 @@ def assert_harmless(view: Console) -> None:
     """Nothing ran, nothing was asked for elsewhere, nothing became an element; the fixture checks the policy's log."""
     view.page.wait_for_timeout(100)
     assert view.page.title() == "Pagewire"
-    made = view.page.evaluate(
+    forbidden = view.page.evaluate(
         f"[...document.querySelectorAll('.thread, pw-requests, pw-conversations')].flatMap((part) =>"
         f" [...part.querySelectorAll({FORBIDDEN!r})]).map((node) => node.outerHTML)"
     )
-    assert not made
+    assert not forbidden
     assert not view.page.evaluate("[...document.querySelectorAll('.thread [href]')].filter((a) => !a.hash).length")
     assert not view.foreign_requests()
     assert view.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

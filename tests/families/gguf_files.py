@@ -280,7 +280,7 @@ def write_tiny(path: Path, architecture: str, kind: str = "F32", extra: str = ""
 def _metadata(config: PretrainedConfig, architecture: str, tiny: Tiny) -> Settings:
     fields: Settings = {}
     for key, names in _KEYS:
-        value = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+        value = next((field_value for name in names if (field_value := getattr(config, name, None)) is not None), None)
         if value is not None and not (isinstance(value, list) or value is False):
             fields[key.format(arch=architecture)] = value
     fields.setdefault(f"{architecture}.feed_forward_length", 4 * config.hidden_size)

@@ -175,10 +175,12 @@ async def test_beam_searches_with_min_tokens_and_logprobs_equal_transformers() -
                 own = [float(row[token]) for row, token in zip(rows, choice.token_ids, strict=False)]
                 assert choice.cumulative_logprob == pytest.approx(sum(own), abs=1e-3)
                 assert choice.logprobs is not None
-                for row, token, found in zip(rows, choice.token_ids, choice.logprobs, strict=False):
-                    assert {token, *row.topk(2).indices.tolist()} == set(found)
-                    assert all(each.logprob == pytest.approx(float(row[id_]), abs=1e-4) for id_, each in found.items())
-                    assert found[token].rank == int((row >= row[token]).sum())
+                for row, token, candidates in zip(rows, choice.token_ids, choice.logprobs, strict=False):
+                    assert {token, *row.topk(2).indices.tolist()} == set(candidates)
+                    assert all(
+                        each.logprob == pytest.approx(float(row[id_]), abs=1e-4) for id_, each in candidates.items()
+                    )
+                    assert candidates[token].rank == int((row >= row[token]).sum())
         stream = pipeline.client.stream(case.prompt, sampling)
         streamed = [delta async for delta in stream]
         assert [token for delta in streamed if delta.index == 0 for token in delta.token_ids] == expected[0]

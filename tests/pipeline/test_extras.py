@@ -122,12 +122,12 @@ async def check_whole_vocabulary(client: AsyncClient) -> None:
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=-1, prompt_logprobs=-1)
     result = await client.generate([5, 6], params)
     assert result.choices[0].logprobs is not None
-    (found,) = result.choices[0].logprobs
-    assert sum(2.718281828**each.logprob for each in found.values()) == pytest.approx(1, abs=1e-3)
+    (candidates,) = result.choices[0].logprobs
+    assert sum(2.718281828**each.logprob for each in candidates.values()) == pytest.approx(1, abs=1e-3)
     assert result.prompt_logprobs is not None
     (of_prompt,) = result.prompt_logprobs
     assert of_prompt[1] is not None
-    assert len(of_prompt[1]) == len(found)
+    assert len(of_prompt[1]) == len(candidates)
 
 
 async def check_echo(http: Http) -> None:

@@ -283,13 +283,13 @@ async def answers(request: pytest.FixtureRequest) -> Answers:
 
 
 async def test_every_field_has_its_effect(answers: Answers) -> None:
-    for name, found in answers.results.items():
-        assert fields()[name].effect(found), name
+    for name, result in answers.results.items():
+        assert fields()[name].effect(result), name
 
 
 async def test_every_field_is_refused_with_its_name(answers: Answers) -> None:
-    for name, asked in fields().items():
-        assert asked.reason in answers.refusals[name], name
+    for name, field in fields().items():
+        assert field.reason in answers.refusals[name], name
 
 
 def test_no_field_is_forgotten() -> None:

@@ -74,12 +74,12 @@ def leading(schema: Schema, is_end: Callable[[Schema], bool]) -> set[int]:
             ahead.append((each, its_resource))
             if name not in DEFINITIONS:
                 sources[id(each)].append(id(part))
-    found: set[int] = set()
+    reached: set[int] = set()
     while ends:
-        if (end := ends.pop()) not in found:
-            found.add(end)
+        if (end := ends.pop()) not in reached:
+            reached.add(end)
             ends += sources[end]
-    return found
+    return reached
 
 
 def definitions_of(part: Any, resource: Schema) -> dict[str, dict[str, Any]]:

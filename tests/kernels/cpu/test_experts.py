@@ -64,11 +64,11 @@ def test_outputs_do_not_depend_on_the_threads(kernels: CpuKernels, many_threads:
 def test_experts_with_multiples_give_the_bits_of_floats(kernels: CpuKernels) -> None:
     up, down = weights(128, 256, 4, 32, minima=True, stored="multiples"), weights(256, 64, 6, 16, stored="multiples")
     router, x = kernels.pack(random(4, 256)), random(5, 256)
-    found, expected = (
+    integers, expected = (
         CompiledExperts(kernels, router, [pair] * 4, None, Activation.SILU, 2, normalized=True)(x)
         for pair in (
             (up.packed(kernels), down.packed(kernels)),
             (up.in_floats().packed(kernels), down.in_floats().packed(kernels)),
         )
     )
-    assert torch.equal(found, expected)
+    assert torch.equal(integers, expected)

@@ -85,20 +85,20 @@ def test_numbers_that_are_not_finite_make_the_outputs_that_see_them_nan(
             getattr(layer_case, part)[index][position, 1, 7] = number
         if position < row.start:
             layer_case._write(index, position)
-    for row, found, expected in zip(layer_case.rows, layer_case.run(), clean.run(), strict=True):
+    for row, result, expected in zip(layer_case.rows, layer_case.run(), clean.run(), strict=True):
         for query in range(row.width):
             seen = row.start + query - heads.window < position <= row.start + query
-            assert torch.equal(found[query, :2], expected[query, :2]), "another KV head"
-            assert found[query, 2:].isnan().all() if seen else torch.equal(found[query, 2:], expected[query, 2:])
+            assert torch.equal(result[query, :2], expected[query, :2]), "another KV head"
+            assert result[query, 2:].isnan().all() if seen else torch.equal(result[query, 2:], expected[query, 2:])
 
 
 def test_a_query_that_is_not_finite_makes_its_own_output_nan(kernels: CpuKernels) -> None:
     clean, layer_case = (case(kernels, [Row(30, 3)]) for _ in range(2))
     layer_case.queries[0][1, 2, 5] = math.inf
-    (found,), (expected,) = layer_case.run(), clean.run()
-    assert found[1, 2].isnan().all()
-    found[1, 2] = expected[1, 2]
-    assert torch.equal(found, expected)
+    (result,), (expected,) = layer_case.run(), clean.run()
+    assert result[1, 2].isnan().all()
+    result[1, 2] = expected[1, 2]
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-38, 1e-20, 1e30])

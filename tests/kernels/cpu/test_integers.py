@@ -187,10 +187,10 @@ def test_multiples_give_the_bits_of_floats(
     inputs, group = shape
     x, ids = random(rows, inputs), torch.arange(outputs)
     both = weights(outputs, inputs, bits, group, minima, stored="multiples")
-    found, expected = both.packed(kernels), both.in_floats().packed(kernels)
-    assert torch.equal(kernels.linear(x, found), kernels.linear(x, expected))
-    assert kernels.linear_argmax(x, found).tolist() == kernels.linear_argmax(x, expected).tolist()
-    assert torch.equal(kernels.embed(found, ids), kernels.embed(expected, ids))
+    packed, expected = both.packed(kernels), both.in_floats().packed(kernels)
+    assert torch.equal(kernels.linear(x, packed), kernels.linear(x, expected))
+    assert kernels.linear_argmax(x, packed).tolist() == kernels.linear_argmax(x, expected).tolist()
+    assert torch.equal(kernels.embed(packed, ids), kernels.embed(expected, ids))
 
 
 @pytest.mark.parametrize(("factors", "steps"), [((4, 8), (3, 1)), ((4, 9), (4, 2)), ((4, 6), (4, 2)), ((4, 2), (4, 4))])

@@ -64,11 +64,11 @@ def test_values_ranks_and_the_likeliest_are_right(
 def test_reports_equal_pytorchs(kernels: CpuKernels) -> None:
     logits = torch.randn(40, 5000, generator=torch.manual_seed(3))
     tokens = torch.randint(-2, 5000, (40,), generator=torch.manual_seed(4))
-    found, wanted = (f(logits, tokens, 6) for f in (kernels.reduce_logprobs, logprobs.reduce_logprobs))
+    result, expected = (f(logits, tokens, 6) for f in (kernels.reduce_logprobs, logprobs.reduce_logprobs))
     real = tokens >= 0
-    assert torch.equal(found[:, :6], wanted[:, :6])
-    assert torch.equal(found[real, -1], wanted[real, -1])
-    assert torch.allclose(found[:, 6:12].view(torch.float32), wanted[:, 6:12].view(torch.float32), atol=1e-5)
+    assert torch.equal(result[:, :6], expected[:, :6])
+    assert torch.equal(result[real, -1], expected[real, -1])
+    assert torch.allclose(result[:, 6:12].view(torch.float32), expected[:, 6:12].view(torch.float32), atol=1e-5)
 
 
 def test_neither_neighbours_nor_threads_count(kernels: CpuKernels, many_threads: CpuKernels) -> None:

@@ -190,12 +190,12 @@ def check_demo(*arguments: str) -> str:
     """Runs the demo; returns its first line."""
     done = run("demo", "--max-model-len", "256", "--num-kv-blocks", "64", *arguments)
     assert done.returncode == 0, done.stderr
-    asked, _, answer = done.stdout.split("\n", 2)
+    question, _, answer = done.stdout.split("\n", 2)
     assert answer.strip()
     for word in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
         assert word in done.stdout
     assert "pagewire chat" in done.stdout.splitlines()[-5]
-    return asked
+    return question
 
 
 def test_the_demo_shows_a_question_its_answer_and_its_timings() -> None:

@@ -451,7 +451,7 @@ class TestLogprobs:
             (choice,) = (await reader.result()).choices
             assert choice.stop_reason in {"world", "lo wor"}
             assert len(choice.token_ids) < len(HELLO)
-            assert [next(iter(found)) for found in choice.logprobs or ()] == choice.token_ids
+            assert [next(iter(candidates)) for candidates in choice.logprobs or ()] == choice.token_ids
 
     async def test_tokens_that_only_the_scheduler_knows_are_generated_again(self, folder: Path) -> None:
         async with rig(folder) as world:

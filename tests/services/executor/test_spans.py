@@ -77,7 +77,7 @@ def test_a_removal_ends_decode() -> None:
     recorder.ran((7, 5, Finish.NONE), plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))])
     recorder.ran(plans=[plan(2, removed=[2])])
     recorder.ran(plans=[plan(3, add(2, 8, [1], [0]))])
-    assert [found[:3] for found in recorder.found] == [("prefill", 100.0, 100.5), ("decode", 100.5, 101.0)]
+    assert [span[:3] for span in recorder.found] == [("prefill", 100.0, 100.5), ("decode", 100.5, 101.0)]
     assert recorder.found[1][3]["finish"] == "removed"
 
 
@@ -85,7 +85,7 @@ def test_a_finished_sequence_is_not_ended_again_by_its_removal() -> None:
     recorder = Recorder()
     recorder.ran((7, 5, Finish.LENGTH), plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))])
     recorder.ran(plans=[plan(2, removed=[2])])
-    assert [found[0] for found in recorder.found] == ["prefill", "decode"]
+    assert [span[0] for span in recorder.found] == ["prefill", "decode"]
 
 
 def test_a_sequence_that_leaves_before_its_first_token_has_no_span() -> None:
@@ -101,7 +101,7 @@ def test_a_new_term_ends_the_spans_of_the_old_one() -> None:
     recorder.ran((7, 5, Finish.NONE), plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))])
     recorder.ran(plans=[plan(1, add(2, 7, [1], [0], trace=PARENT))], term=2)
     recorder.ran((7, 5, Finish.NONE), term=2)
-    assert [found[0] for found in recorder.found] == ["prefill", "decode", "prefill"]
+    assert [span[0] for span in recorder.found] == ["prefill", "decode", "prefill"]
 
 
 def test_untraced_sequences_leave_no_spans_beside_traced_ones() -> None:
@@ -110,7 +110,7 @@ def test_untraced_sequences_leave_no_spans_beside_traced_ones() -> None:
     recorder.ran((7, 5, Finish.NONE), (8, 5, Finish.NONE), plans=[both])
     recorder.ran((7, 5, Finish.STOP), (8, 5, Finish.NONE))
     recorder.ran((8, 5, Finish.LENGTH))
-    assert [(found[0], found[3]["sequence"]) for found in recorder.found] == [("prefill", 8), ("decode", 8)]
+    assert [(span[0], span[3]["sequence"]) for span in recorder.found] == [("prefill", 8), ("decode", 8)]
 
 
 def test_at_most_ten_step_spans_a_second_link_to_all_traces() -> None:

@@ -137,7 +137,7 @@ def test_random_weights_and_tokenizers_need_no_weights(folder: Path, monkeypatch
     folder_of(Settings(model="org/name", load_format="dummy"))
     tokenizer_folder(Settings(model="bundled", tokenizer="org/words"))
     assert [name for name, _ in hub.asked] == ["org/name", "org/words"]
-    assert not any("safetensors" in pattern for _, wanted in hub.asked for pattern in wanted)
+    assert not any("safetensors" in pattern for _, patterns in hub.asked for pattern in patterns)
 
 
 def test_the_tokenizer_is_the_model_s_unless_it_is_set(folder: Path) -> None:

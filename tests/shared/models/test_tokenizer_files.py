@@ -99,10 +99,10 @@ def test_special_tokens_are_read_from_a_file_of_their_own(tmp_path: Path) -> Non
 
 def test_the_object_of_transformers_encodes_alike(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m", template=SIMPLE_TEMPLATE)
-    made, theirs = load_tokenizer(folder).to_transformers(), PreTrainedTokenizerFast.from_pretrained(folder)
+    ours, theirs = load_tokenizer(folder).to_transformers(), PreTrainedTokenizerFast.from_pretrained(folder)
     messages = [{"role": "user", "content": "Hi"}]
-    assert made.apply_chat_template(messages) == theirs.apply_chat_template(messages)
-    assert made.special_tokens_map == theirs.special_tokens_map
+    assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
+    assert ours.special_tokens_map == theirs.special_tokens_map
 
 
 def remove(path: Path) -> None:

@@ -9,8 +9,8 @@ from pagewire.shared.settings.speculation import speculation
 
 def read(config: str = "", spec_type: str = "auto", device: str = "sim:zero") -> object:
     settings = Settings(speculative_config=config, spec_type=spec_type, device=device)  # type: ignore[arg-type]
-    found = speculation(settings)
-    return None if found is None else (found.method, found.tokens)
+    speculated = speculation(settings)
+    return None if speculated is None else (speculated.method, speculated.tokens)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_an_impossible_configuration_is_refused_by_name(config: str, spec_type: 
     ],
 )
 def test_the_bounds_of_ngrams_follow_vllm(config: str, lookup: tuple[int, int]) -> None:
-    found = speculation(Settings(speculative_config=config, spec_type="ngram"))
-    assert found is not None
-    assert found.lookup == lookup
+    speculated = speculation(Settings(speculative_config=config, spec_type="ngram"))
+    assert speculated is not None
+    assert speculated.lookup == lookup

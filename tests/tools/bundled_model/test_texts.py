@@ -73,6 +73,6 @@ def test_a_book_without_text_is_refused() -> None:
 def test_of_every_book_about_a_twentieth_is_held_out() -> None:
     books = load_books()
     assert len(books) == 7
-    for name, found in books.items():
-        held_out = sum(map(len, found.held_out))
-        assert held_out / (held_out + sum(map(len, found.training))) == pytest.approx(HELD_OUT_SHARE, abs=0.025), name
+    for name, book in books.items():
+        held_out = sum(map(len, book.held_out))
+        assert held_out / (held_out + sum(map(len, book.training))) == pytest.approx(HELD_OUT_SHARE, abs=0.025), name

@@ -141,7 +141,10 @@ def join_eight_bits(parts: Sequence[Scaled]) -> EightBitMatrix:
     group = inputs // groups
     if dtype not in LARGEST or group * groups != inputs or (groups > 1 and parts[0].block[1] != group):
         raise ValueError(f"{dtype} in {groups} groups of {inputs} inputs")
-    if any(part.values.dtype != dtype or found.shape[1] != groups for part, found in zip(parts, scales, strict=True)):
+    if any(
+        part.values.dtype != dtype or part_scales.shape[1] != groups
+        for part, part_scales in zip(parts, scales, strict=True)
+    ):
         raise ValueError("parts of one matrix are quantized in different ways")
     eight_bit_tile(group)
     # A view as bytes, because not every dtype can be concatenated.

@@ -58,6 +58,6 @@ def results() -> list[torch.Tensor]:
 def test_results_are_equal_to_the_bit_in_any_order(request: pytest.FixtureRequest) -> None:
     expected = results()
     counts = request.getfixturevalue("shuffled")
-    for found, wanted in zip(results(), expected, strict=True):
-        assert torch.equal(found, wanted)
+    for shuffled, ordered in zip(results(), expected, strict=True):
+        assert torch.equal(shuffled, ordered)
     assert max(counts) > 10, "programs were shuffled"

@@ -30,13 +30,13 @@ def rows(count: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.T
 def test_rounded_rows_equal_the_reference(dtype: torch.dtype, inputs: int, group: int) -> None:
     x = rows(3, inputs)
     x[1] = 0.0
-    found, scales = rounded(x, group, dtype)
+    numbers, scales = rounded(x, group, dtype)
     expected, expected_scales = round_rows_reference.reference(x, group, dtype)
     torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
     step = 1.0 if dtype == torch.int8 else 32.0  # of the largest numbers, where a quotient may differ in its last bit
-    assert (found.float() - expected.float()).abs().max() <= step
-    assert (found.float() != expected.float()).float().mean() < 0.01
-    assert found.float().abs().amax(1)[0] == round_rows.LARGEST[dtype]
+    assert (numbers.float() - expected.float()).abs().max() <= step
+    assert (numbers.float() != expected.float()).float().mean() < 0.01
+    assert numbers.float().abs().amax(1)[0] == round_rows.LARGEST[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -58,14 +58,14 @@ def step(
     live = inputs.places // BLOCK_SIZE != DUMMY
     assert torch.equal((inputs.places % BLOCK_SIZE)[live], (inputs.positions % BLOCK_SIZE)[live].long())
     of_rows = torch.stack((inputs.num_computed_tokens, inputs.lengths), 1)
-    found = inputs.sampled
-    of_places = torch.stack((found.slots, found.ends, found.tokens, found.drafts), 1)
+    samples = inputs.sampled
+    of_places = torch.stack((samples.slots, samples.ends, samples.tokens, samples.drafts), 1)
     assert [written.tolist(), of_rows.tolist(), of_places.tolist()] == list(columns)
 
     copy = SequenceState(*(getattr(state, name).clone() for name in SequenceState.__slots__))
     finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
     stops = int32(STOPS[: len(state.known)])
-    arguments = (rows, cu, cu_places, inputs.num_computed_tokens, found.ends, stops, int32(sampled))
+    arguments = (rows, cu, cu_places, inputs.num_computed_tokens, samples.ends, stops, int32(sampled))
     expected = bookkeeping_reference.reference(copy, *arguments)
     seen = torch.zeros(len(state.known), max(0, *sampled) + 1, dtype=torch.int32, device=DEVICE)
     bookkeeping.bookkeeping(state, *arguments, finishes, seen)

@@ -109,10 +109,10 @@ def test_an_empty_pipe_asks_nothing() -> None:
 
 
 def test_a_pipe_that_cannot_be_answered_ends_with_one_line() -> None:
-    for flag, said in (("--nats-url=nats://127.0.0.1:1", "127.0.0.1:1"), ("--temperature=-1", "temperature must be")):
+    for flag, reason in (("--nats-url=nats://127.0.0.1:1", "127.0.0.1:1"), ("--temperature=-1", "temperature must be")):
         done = piped("Hello", flag)
         assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        assert reason in done.stderr
         assert done.stderr.count("\n") == 1
 
 

@@ -85,7 +85,7 @@ def test_a_malformed_file_is_refused_by_line(tmp_path: Path, capsys: pytest.Capt
     good = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
     file.write_bytes(good + b"\n")
     assert [bytes(line.body) for line in read(file)] == [b'{"prompt": "x"}']
-    for wrong, said in ((good, "custom_id a"), (b"{}", "line 2"), (b'{"custom_id": "b", "method": "GET"}', "line 2")):
+    for wrong, reason in ((good, "custom_id a"), (b"{}", "line 2"), (b'{"custom_id": "b", "method": "GET"}', "line 2")):
         file.write_bytes(good + wrong)
         assert cli.main(["run-batch", "-i", str(file), "-o", str(tmp_path / "out.jsonl")]) == 2
-        assert said in capsys.readouterr().err
+        assert reason in capsys.readouterr().err

@@ -65,9 +65,9 @@ def merged(path: Path, adapter: Adapter) -> Tensor:
 
 
 def check(path: Path, **options: Any) -> None:
-    found = adapted(path, **options)
-    assert 0 < difference(found, merged(path, adapter_of(targets(path)))) < ROUNDED
-    assert difference(found, merged(path, Adapter({}))) > 3 * ROUNDED, "the adapter changes much more than rounding"
+    logits = adapted(path, **options)
+    assert 0 < difference(logits, merged(path, adapter_of(targets(path)))) < ROUNDED
+    assert difference(logits, merged(path, Adapter({}))) > 3 * ROUNDED, "the adapter changes much more than rounding"
 
 
 @pytest.mark.parametrize("kind", KINDS)

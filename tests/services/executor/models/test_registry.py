@@ -94,9 +94,9 @@ def test_the_old_names_of_rope_and_dtype_mean_the_same() -> None:
     expected = load_model(checkpoint("llama-llama3"), new, "bfloat16")
     model = load_model(checkpoint("llama-llama3"), old, "auto")
     assert model.embedding.dtype == torch.bfloat16
-    wanted, found = dict(expected.named_buffers()), dict(model.named_buffers())
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    buffers, result = dict(expected.named_buffers()), dict(model.named_buffers())
+    assert buffers.keys() == result.keys()
+    assert all(torch.equal(buffers[name], result[name]) for name in buffers)
 
 
 def windows(name: str, config: dict[str, Any]) -> list[int]:

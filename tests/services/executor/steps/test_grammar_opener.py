@@ -185,7 +185,7 @@ FORCING = [
 
 @pytest.mark.parametrize("text", FORCING)
 def test_a_forced_token_is_the_only_one_that_its_mask_allows(text: str) -> None:
-    draw, found = random.Random(1), 0
+    draw, forced_tokens = random.Random(1), 0
     for _ in range(5):
         taken, plain = opened(text), opened(text)
         grammar, follower = taken.of(2), plain.of(2)
@@ -196,7 +196,7 @@ def test_a_forced_token_is_the_only_one_that_its_mask_allows(text: str) -> None:
             for token in forced:
                 assert allowed(plain, 2) == {token}
                 follower.sampled(token)
-            found += len(forced)
+            forced_tokens += len(forced)
             choices = allowed(taken, 2)
             assert choices == allowed(plain, 2)
             token = draw.choice(sorted(choices))
@@ -204,7 +204,7 @@ def test_a_forced_token_is_the_only_one_that_its_mask_allows(text: str) -> None:
                 break
             grammar.sampled(token)
             follower.sampled(token)
-    assert found > 10
+    assert forced_tokens > 10
 
 
 def test_a_forced_token_is_never_the_last() -> None:

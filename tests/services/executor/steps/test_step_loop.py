@@ -68,10 +68,10 @@ def test_steps_and_their_tokens_do_not_depend_on_the_lease(run: Run) -> None:
         run.inbox.begin(term)
         admitted = add(0, 7, [1, 2, 3], range(10), picks=sampling(7, max_tokens=9))
         run.inbox.put(plan(1, admitted, term=term, lease_until=window))
-        number, found = 1, tokens.setdefault(window, [])
+        number, sampled = 1, tokens.setdefault(window, [])
         while True:
             output = run.output()
-            found += unpack(output.tokens)
+            sampled += unpack(output.tokens)
             if any(output.finishes):
                 break
             number += 1

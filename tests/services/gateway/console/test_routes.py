@@ -79,14 +79,14 @@ async def test_a_page_sees_services_and_the_figures_of_the_latest_steps_once(gat
 
 
 async def test_no_executor_is_asked_while_no_console_is_open(gateway: Gateway) -> None:
-    asked: list[Any] = []
-    await gateway.responder.bus.subscribe(subjects.RECENT_STEPS, asked.append)
+    questions: list[Any] = []
+    await gateway.responder.bus.subscribe(subjects.RECENT_STEPS, questions.append)
     async with opened(gateway):
-        await until(lambda: asked)
+        await until(lambda: questions)
     feeding = asyncio.create_task(gateway.console.run())
-    count = len(asked)
+    count = len(questions)
     await asyncio.sleep(10 * feed.INTERVAL)
-    assert len(asked) == count
+    assert len(questions) == count
     feeding.cancel()
 
 
@@ -154,9 +154,9 @@ async def test_a_request_has_a_waterfall_by_link(gateway: Gateway) -> None:
 
     gateway.responder.script = script
     answer = await gateway.post({"prompt": "x", "stream": True})
-    found = (await gateway.get(f"/console/requests/{answer.headers['x-request-id']}")).json
-    assert [stage["name"] for stage in found["stages"]] == ["request", "receive", "queue", "prefill", "decode"]
-    assert (found["traced"], found["request"]["tokens"]) == (False, 1)
+    record = (await gateway.get(f"/console/requests/{answer.headers['x-request-id']}")).json
+    assert [stage["name"] for stage in record["stages"]] == ["request", "receive", "queue", "prefill", "decode"]
+    assert (record["traced"], record["request"]["tokens"]) == (False, 1)
     assert (await gateway.get("/console/requests/nowhere")).status == 404
 
 

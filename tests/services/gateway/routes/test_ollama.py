@@ -122,13 +122,13 @@ async def test_a_conversation_with_tools_reaches_the_pipeline(gateway: Gateway) 
     await chat(gateway, messages=turns, tools=[TOOL])
     (request,) = gateway.responder.requests
     assert request.messages is not None
-    _, made, *results = request.messages
-    assert made.reasoning_content == "Well."
-    assert made.tool_calls is not None
-    first, second = (call["id"] for call in made.tool_calls)
+    _, answer, *results = request.messages
+    assert answer.reasoning_content == "Well."
+    assert answer.tool_calls is not None
+    first, second = (call["id"] for call in answer.tool_calls)
     assert [result.tool_call_id for result in results] == [second, first, "mine"]
     assert len(first) == 9
-    assert made.tool_calls[0]["function"] == {"name": "look", "arguments": {"at": "look"}}
+    assert answer.tool_calls[0]["function"] == {"name": "look", "arguments": {"at": "look"}}
     assert request.tools == [{"type": "function", **TOOL}]
 
 

@@ -494,7 +494,7 @@ def share_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def faulty(sequences: SequenceTable, pairs: list[tuple[Sequence, Sequence]], max_forks: int) -> object:
         apart = [fork_blocks(sequences, [pair], 1) for pair in pairs[:max_forks]]
-        return [forked for found, _ in apart for forked in found], []
+        return [forked for forks, _ in apart for forked in forks], []
 
     monkeypatch.setattr(beam_scheduler, "fork_blocks", faulty)
 

@@ -297,11 +297,11 @@ def test_a_worker_ends_with_its_parent(number: signal.Signals) -> None:
 
 @pytest.mark.anyio
 async def test_templates_are_probed_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[type] = []
+    kinds: list[type] = []
     ask_worker = WorkerProcess.ask
 
     async def ask_and_note(worker: WorkerProcess, message: msgspec.Struct, within: float) -> Answer:
-        asked.append(type(message))
+        kinds.append(type(message))
         return await ask_worker(worker, message, within)
 
     monkeypatch.setattr(WorkerProcess, "ask", ask_and_note)
@@ -316,8 +316,8 @@ async def test_templates_are_probed_once_for_all_workers(monkeypatch: pytest.Mon
         os.kill(pid, signal.SIGKILL)
         await successor(renderer, pid)
         assert await renderer.render(late) == "ba"
-    assert asked.count(Load) == 2
-    assert asked.count(Probe) == 1
+    assert kinds.count(Load) == 2
+    assert kinds.count(Probe) == 1
 
 
 @pytest.mark.anyio

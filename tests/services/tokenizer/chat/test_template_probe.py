@@ -53,9 +53,9 @@ def rules(source: str) -> MessageRules:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 def test_a_publishers_template_has_the_known_rules(name: str) -> None:
-    found = rules((TEMPLATES / f"{name}.jinja").read_text())
+    probed = rules((TEMPLATES / f"{name}.jinja").read_text())
     default = msgspec.structs.asdict(MessageRules())
-    others = {key: value for key, value in msgspec.structs.asdict(found).items() if value != default[key]}
+    others = {key: value for key, value in msgspec.structs.asdict(probed).items() if value != default[key]}
     others.pop("no_content", None)
     assert others == RULES[name]
 
@@ -69,8 +69,8 @@ def test_a_template_that_takes_no_question_has_the_default_rules() -> None:
 
 
 def test_a_template_for_tools_alone_is_probed_with_tools() -> None:
-    found = rules("{% for tool in tools %}{{ tool }}{% endfor %}{{ messages }}{{ messages[0].content }}")
-    assert found.shows_tools
+    probed = rules("{% for tool in tools %}{{ tool }}{% endfor %}{{ messages }}{{ messages[0].content }}")
+    assert probed.shows_tools
 
 
 def test_reasoning_is_found_under_the_key_that_shows_it() -> None:

@@ -25,6 +25,6 @@ def test_every_output_that_ends_is_valid(tmp_path: Path) -> None:
     ]
     schemas.write_text("\n".join(map(json.dumps, lines)))
     assert structured.main(["--schemas", str(schemas), "--turns", "0", "--output", str(output)]) == 0
-    for found in json.loads(output.read_text())["outputs"]:
-        assert found["compiled"] == 2
-        assert found["ended"] == found["valid"] > 0
+    for outcome in json.loads(output.read_text())["outputs"]:
+        assert outcome["compiled"] == 2
+        assert outcome["ended"] == outcome["valid"] > 0

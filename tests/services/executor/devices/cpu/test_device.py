@@ -221,15 +221,15 @@ def test_candidates_are_reported_of_the_rows_that_ask_for_them() -> None:
     for slot, sampling in enumerate((drawing, asking, asking, record(num_candidates=2))):
         driver.add(slot, 16, sampling)
     pending = driver.launch(*(Row(slot, 0, ids, samples=slot != 2) for slot, ids in enumerate(texts)))
-    tokens, found = pending.wait(), pending.candidates
-    assert found is not None
-    assert found.rows.tolist() == [1, 3]
-    assert found.counts.tolist() == [6, 2]
-    assert found.ids[[0, 6]].tolist() == tokens[[1, 3]].tolist()
+    tokens, candidates = pending.wait(), pending.candidates
+    assert candidates is not None
+    assert candidates.rows.tolist() == [1, 3]
+    assert candidates.counts.tolist() == [6, 2]
+    assert candidates.ids[[0, 6]].tolist() == tokens[[1, 3]].tolist()
     for ids, begin, end in ((texts[1], 0, 6), (texts[3], 6, 8)):
         best = torch.log_softmax(reference_logits(checkpoint("llama"), ids)[-1], dim=0).topk(end - begin)
-        assert found.ids[begin:end].tolist() == best.indices.tolist()
-        torch.testing.assert_close(torch.from_numpy(found.logprobs[begin:end]), best.values, rtol=1e-4, atol=1e-4)
+        assert candidates.ids[begin:end].tolist() == best.indices.tolist()
+        torch.testing.assert_close(torch.from_numpy(candidates.logprobs[begin:end]), best.values, rtol=1e-4, atol=1e-4)
 
 
 def test_candidates_are_reported_on_request_alone() -> None:

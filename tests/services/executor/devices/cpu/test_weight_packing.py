@@ -167,8 +167,8 @@ def test_integers_and_plain_weights_may_share_a_matrix(stored: tuple[str, ...], 
     for part in ("self_attn.qkv", "mlp.up", "self_attn.o"):
         name = f"model.layers.1.{part}"
         inputs = x if part != "self_attn.o" else x.repeat(1, 2)
-        found, expected = (one.get_submodule(name)(inputs) for one in (model, plain))
-        assert difference(found, expected) < ROUNDED / 2
+        result, expected = (one.get_submodule(name)(inputs) for one in (model, plain))
+        assert difference(result, expected) < ROUNDED / 2
     packed = any(isinstance(module, Linear) for module in model.modules())
     assert packed == bool(stored)
 

@@ -233,7 +233,7 @@ class CountedCollectives(Collectives):
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
         self.calls = 0
-        """Those that the host has enqueued one by one, or captured."""
+        """Collectives that the host has enqueued one by one, or captured."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         self._count("all_reduce")

@@ -130,10 +130,10 @@ def test_a_step_larger_than_any_graph_leaves_the_graphs_inputs_valid(tmp_path: P
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=70))
 def test_each_token_with_an_adapter_is_in_one_tile_of_it(places: list[int]) -> None:
     tiles, tokens = gather(np.array(places, np.int64), most_tiles(len(places), 6))
-    found = [-1] * len(places)
+    adapter_of = [-1] * len(places)
     for place, begin, end in tiles.tolist():
         assert (place < 0) or 0 < end - begin <= ROWS
         for token in tokens[begin:end].tolist() if place >= 0 else ():
-            assert found[token] == -1
-            found[token] = place
-    assert found == places
+            assert adapter_of[token] == -1
+            adapter_of[token] = place
+    assert adapter_of == places

@@ -44,7 +44,7 @@ def test_logits_are_as_exact_as_pytorchs(name: str) -> None:
     rows = following(cuda_device(name, captured=False, dtype=torch.bfloat16), PROMPT)
     plain = following(cpu_device(name, torch.bfloat16), PROMPT)
     exact = following(cpu_device(name), PROMPT)
-    error, allowed = ((found - exact).pow(2).mean().sqrt() for found in (rows, plain))
+    error, allowed = ((logits - exact).pow(2).mean().sqrt() for logits in (rows, plain))
     assert 0 < error < 1.5 * allowed
     assert (rows - plain).abs().max() < BOUND * exact.std()
 
@@ -77,6 +77,6 @@ def test_64_tokens_equal_transformers_but_for_near_ties(name: str) -> None:
     for logits in (rounded, exact):
         behind = logits.max(-1).values - logits.gather(1, tokens[:, None])[:, 0]
         assert behind.max() < 5 * noise
-    wrong, allowed = ((exact.argmax(-1) != made).sum() for made in (tokens, rounded.argmax(-1)))
+    wrong, allowed = ((exact.argmax(-1) != sampled).sum() for sampled in (tokens, rounded.argmax(-1)))
     assert wrong <= allowed + 2
     assert len(set(tokens.tolist())) > 20, "a text that repeats itself shows little"

@@ -168,13 +168,13 @@ def test_a_captured_step_equals_its_kernels_one_by_one() -> None:
         device = cuda_device("llama", captured=captured)
         for slot in range(3):
             device.add(slot, [slot * 2, slot * 2 + 1], GREEDY)
-        starts, found = [0, 0, 0], []
+        starts, sampled = [0, 0, 0], []
         for row in query_lens:
             rows = [(slot, starts[slot], range(slot, slot + width), False) for slot, width in enumerate(row)]
             assert set(device.launch(batch_of(*rows)).wait()) == {-1}
             starts = [start + width for start, width in zip(starts, (*row, 0, 0), strict=False)]
-        found += device.launch(batch_of(*((slot, starts[slot], [slot], True) for slot in range(3)))).wait().tolist()
-        results.append(found)
+        sampled += device.launch(batch_of(*((slot, starts[slot], [slot], True) for slot in range(3)))).wait().tolist()
+        results.append(sampled)
         device.close()
     assert results[0] == results[1]
 

@@ -75,12 +75,12 @@ def check(drafter: Callable[[list[list[int]]], Scripted], device: Device, count:
     texts = [[*prompt, *text] for prompt, text in zip(PROMPTS, plain.texts, strict=False)]
     with drafting(None):
         speculator = Speculator(drafter(texts), 4, DRAFTING)
-        found = run(device, count, speculator)
-    assert (found.texts, found.finishes) == (plain.texts, plain.finishes)
-    assert found.logprobs.keys() == plain.logprobs.keys()
+        drafted = run(device, count, speculator)
+    assert (drafted.texts, drafted.finishes) == (plain.texts, plain.finishes)
+    assert drafted.logprobs.keys() == plain.logprobs.keys()
     for place, (ids, values) in plain.logprobs.items():
-        assert found.logprobs[place][0] == ids, place
-        np.testing.assert_allclose(found.logprobs[place][1], values, atol=1e-4)
+        assert drafted.logprobs[place][0] == ids, place
+        np.testing.assert_allclose(drafted.logprobs[place][1], values, atol=1e-4)
     assert speculator.drafted > 0
     return speculator
 

@@ -79,9 +79,9 @@ def logits(device: CpuDevice | CudaDevice) -> Tensor:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_logits_follow_from_rounded_keys_and_values(name: str) -> None:
     """Within float32's tolerance: the kernels round as PyTorch does, and nothing else is lost."""
-    made, expected = logits(cuda_device(name, captured=False, cached=FP8)), logits(rounding_device(name))
-    torch.testing.assert_close(made, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    assert (made - logits(cpu_device(name))).abs().max() > 100 * TOLERANCE, "the cache is not what was asked for"
+    result, expected = logits(cuda_device(name, captured=False, cached=FP8)), logits(rounding_device(name))
+    torch.testing.assert_close(result, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert (result - logits(cpu_device(name))).abs().max() > 100 * TOLERANCE, "the cache is not what was asked for"
 
 
 def test_a_block_takes_half_of_the_memory_of_a_16_bit_one() -> None:

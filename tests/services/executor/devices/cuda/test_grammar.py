@@ -53,10 +53,10 @@ def test_texts_equal_the_cpus() -> None:
     expected, texts = run(cpu_device("llama"))
     device = cuda_device("llama", captured=False)
     assert device.depth == 2
-    found, same = run(device)
+    result, same = run(device)
     assert same == texts
-    assert found.finishes == expected.finishes
-    assert (found.finishes[0], len(texts[0]), texts[3].startswith("the train l")) == (Finish.STOP, 3, True)
-    assert expected.forced >= found.forced > 0
+    assert result.finishes == expected.finishes
+    assert (result.finishes[0], len(texts[0]), texts[3].startswith("the train l")) == (Finish.STOP, 3, True)
+    assert expected.forced >= result.forced > 0
     assert set(texts[2]) <= set("xy")
-    assert len(found.texts[2]) >= 3
+    assert len(result.texts[2]) >= 3

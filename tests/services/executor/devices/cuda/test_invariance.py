@@ -97,7 +97,7 @@ def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, i
     entries = [(keys[list(blocks)], values[list(blocks)]) for keys, values in device._pool.caches]
     cached = torch.stack([torch.stack(pair) for pair in entries]).transpose(2, 3).flatten(3, 4)[..., :start, :]
     return Made(
-        text, torch.stack([hidden for hidden, _ in tensors]), torch.stack([made for _, made in tensors]), cached
+        text, torch.stack([hidden for hidden, _ in tensors]), torch.stack([rows for _, rows in tensors]), cached
     )
 
 

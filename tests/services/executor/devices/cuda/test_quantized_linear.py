@@ -104,7 +104,7 @@ def relative(made: Tensor, expected: Tensor) -> float:
 
 
 def test_every_layout_has_its_kernel(tmp_path: Path) -> None:
-    for name, method, found in (
+    for name, method, expected in (
         ("gptq", gptq(3), {IntegerLinear}),
         ("scattered", gptq(4, desc_act=True), {PackedLinear}),
         ("nvfp4", modelopt("NVFP4"), {IntegerLinear}),
@@ -114,7 +114,7 @@ def test_every_layout_has_its_kernel(tmp_path: Path) -> None:
         ("cut blocks", fp8((40, 40)), {nn.Linear}),
     ):
         folder = write(checkpoint("opt" if name == "cut blocks" else "llama"), tmp_path / name, method)
-        assert found <= kinds(folder), name
+        assert expected <= kinds(folder), name
     assert EightBitLinear not in kinds(tmp_path / "fp8" / "quantized", with_fp8=False)
 
 

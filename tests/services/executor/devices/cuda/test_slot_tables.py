@@ -65,8 +65,8 @@ def test_edits_are_in_their_tables_until_a_sequence_without_any_has_the_slot() -
         tokens=np.array([4, 5, 5, 5]),
     )
     kinds = []
-    for how in (edits, None):
-        changes = tables.added(2, [30], record(repetition_penalty=1.5), [3], how)
+    for slot_edits in (edits, None):
+        changes = tables.added(2, [30], record(repetition_penalty=1.5), [3], slot_edits)
         places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
         columns.send(int64(2), int64(1), tables.memory, places, values)
         kinds.append(int(tables.sampling.edits[2]))

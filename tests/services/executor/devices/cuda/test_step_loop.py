@@ -34,10 +34,10 @@ def test_tokens_and_ends_equal_the_cpus() -> None:
     silent = [token for token in range(VOCABULARY) if token not in tokens][:CHECKED_STOP_IDS]
     # The first ends on the device. Of the third's stop ids, the device does not test the one that matters.
     stop_ids = [free.texts[0][1:2], [], [*silent, free.texts[2][1]]]
-    expected, found = client(stop_ids), client(stop_ids)
+    expected, result = client(stop_ids), client(stop_ids)
     expected.run(cpu_device("llama"))
     device = cuda_device("llama", captured=False)
     assert device.depth == 2
-    found.run(device)
+    result.run(device)
     assert expected.finishes == [Finish.STOP, Finish.LENGTH, Finish.STOP]
-    assert (found.texts, found.finishes) == (expected.texts, expected.finishes)
+    assert (result.texts, result.finishes) == (expected.texts, expected.finishes)

@@ -81,7 +81,7 @@ class Ranks:
         return Adapter({PATH: [update]})
 
     def step(self, *slots: int) -> None:
-        """What both ranks do before a step with these slots."""
+        """Has both ranks prepare a step with these slots."""
         ones = np.ones(len(slots), np.int64)
         batch = StepBatch(np.array(slots), ones, ones, ones, ones > 0)
         self.following.forget(self.leading.unused(8))

@@ -223,15 +223,15 @@ def test_simulated_candidates_begin_with_the_token_and_halve_in_likelihood() -> 
     device.add(1, [1], sampling(key=3))
     step = batch((0, 0, 1, True), (1, 0, 1, True))
     first, again = device.launch(step), device.launch(step)
-    tokens, found = first.wait(), first.candidates
-    assert found is not None
+    tokens, candidates = first.wait(), first.candidates
+    assert candidates is not None
     assert again.candidates is not None
-    assert found.rows.tolist() == [0]
-    assert found.counts.tolist() == [4]
-    assert found.ids[0] == tokens[0]
-    assert len(set(found.ids.tolist())) == 4
-    np.testing.assert_allclose(np.exp(found.logprobs), [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
-    assert again.candidates.ids.tolist() == found.ids.tolist()
+    assert candidates.rows.tolist() == [0]
+    assert candidates.counts.tolist() == [4]
+    assert candidates.ids[0] == tokens[0]
+    assert len(set(candidates.ids.tolist())) == 4
+    np.testing.assert_allclose(np.exp(candidates.logprobs), [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
+    assert again.candidates.ids.tolist() == candidates.ids.tolist()
     device.copy([0], [1])
     device.add(0, [0], sampling(key=3))
     assert device.launch(step).candidates is None

@@ -83,10 +83,10 @@ def parameters(folder: Path, dtype: str = "float32") -> dict[str, torch.Tensor]:
 def test_weights_equal_the_dequantized_models(name: str, tmp_path: Path) -> None:
     folder = write(checkpoint("llama"), tmp_path, METHODS[name]())
     dtype = "bfloat16" if name == "packed nvfp4" else "float32"  # the library gives bf16
-    found, expected = parameters(folder, dtype), parameters(tmp_path / "plain", dtype)
-    assert found.keys() == expected.keys()
+    result, expected = parameters(folder, dtype), parameters(tmp_path / "plain", dtype)
+    assert result.keys() == expected.keys()
     for parameter, value in expected.items():
-        assert torch.equal(found[parameter], value), parameter
+        assert torch.equal(result[parameter], value), parameter
     check_integers(folder, expressible=name not in WITHOUT_INTEGERS)
 
 
@@ -107,8 +107,8 @@ def test_symmetric_zeros_that_are_stored_as_they_are_are_known(tmp_path: Path) -
     """Some tools do so, although they name the layout that stores each zero minus one."""
     folder = write(checkpoint("llama"), tmp_path, gptq(4, form="gptq_v2"))
     set_config(folder, read_config(folder)["quantization_config"] | {"checkpoint_format": "gptq"})
-    found, expected = parameters(folder), parameters(tmp_path / "plain")
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    result, expected = parameters(folder), parameters(tmp_path / "plain")
+    assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
 def test_other_zeros_than_the_settings_say_are_refused(tmp_path: Path) -> None:
@@ -184,6 +184,6 @@ def test_modules_may_have_settings_of_their_own(
         tensors = {name: tensor for name, tensor in tensors.items() if ".down_proj." not in name}
         save_file(tensors | {name: tensor for name, tensor in others.items() if ".down_proj." in name}, files[0])
     set_config(folders[0], config)
-    found, expected = parameters(folders[0]), parameters(folders[0].parent / "plain")
+    result, expected = parameters(folders[0]), parameters(folders[0].parent / "plain")
     for parameter, value in expected.items():
-        assert torch.equal(found[parameter], value), parameter
+        assert torch.equal(result[parameter], value), parameter

@@ -71,12 +71,12 @@ def test_two_steps_in_flight_make_the_tokens_and_ends_of_the_cpu() -> None:
     free = client([[]] * len(PROMPTS))
     free.run(cpu_device("llama"))
     stop_ids = [free.texts[0][1:2], [], free.texts[2][:1]]
-    expected, found = client(stop_ids), client(stop_ids)
+    expected, result = client(stop_ids), client(stop_ids)
     expected.run(cpu_device("llama"))
     device = cuda_device("llama", backend=FlashInferBackend)
     assert device.depth == 2
-    found.run(device)
-    assert (found.texts, found.finishes) == (expected.texts, expected.finishes)
+    result.run(device)
+    assert (result.texts, result.finishes) == (expected.texts, expected.finishes)
 
 
 def test_a_dead_row_reads_no_block_of_a_sequence() -> None:
