@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pagewire.bench import chaos, cpu_step, drafts, pipeline, quality
 from pagewire.bench._common.output import CHECKOUT, markdown
 from tools.experiments._common.experiment_files import EXPERIMENTS
-from tools.experiments.correctness import structured
+from tools.experiments.correctness import drafted_schemas, structured
 from tools.experiments.faults import long_queue, rolling_change, slow_prompt, store_changes
 from tools.experiments.other_servers import chat, vllm_cpu
 from tools.experiments.simulated_devices import (
@@ -129,6 +129,13 @@ def _structured() -> list[str]:
     return _stacked(structured.output_table(outputs), structured.time_table(times))
 
 
+def _drafted_schemas() -> list[str]:
+    """Returns a line per method; each file has the stack without drafts."""
+    sides = {side.method: side for side in _read(drafted_schemas.Side, "drafted-schemas*.json")}
+    (schemas,) = {json.loads(file.read_text())["schemas"] for file in RESULTS.glob("drafted-schemas*.json")}
+    return drafted_schemas.table(sides.values(), schemas)
+
+
 def _full_pipeline() -> list[pipeline.Figures]:
     return [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == FULL]
 
@@ -234,6 +241,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "features": _sourced("features.json", _features),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
+    "drafted-schemas": _sourced("drafted-schemas*.json", _drafted_schemas),
     "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),
     "simulated-drafts": _sourced(
         "simulated-drafts.json",
@@ -250,7 +258,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "sim": _sourced("sim.json", _sim),
     "structured": _sourced("structured*.json", _structured),
     "chaos": _sourced("chaos*.json", _chaos),
-    "long-queue": _sourced("long-queue.json", lambda: long_queue.table(_runs("long-queue.json"))),
+    "long-queue": _sourced("long-queue*.json", lambda: long_queue.table(_runs("long-queue*.json"))),
     "store-changes": _sourced("store-changes.json", lambda: store_changes.table(_runs("store-changes.json"))),
     "rolling-change": _sourced("rolling-change*.json", lambda: rolling_change.table(_runs("rolling-change*.json"))),
     "idle": _sourced("idle.json", lambda: idle.table(json.loads((RESULTS / "idle.json").read_text())["shares"])),

@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     methods = ["none", *(method for method in options.methods if method != "none")]
     sides = asyncio.run(measure(lines, options.model, methods, options.clients))
     print("\n".join(table(sides, len(lines))))
-    write(options.output, parser.prog, arguments, runs=[asdict(side) for side in sides])
+    write(options.output, parser.prog, arguments, schemas=len(lines), runs=[asdict(side) for side in sides])
     return int(any(side.different for side in sides))
 
 
