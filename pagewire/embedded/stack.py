@@ -122,8 +122,7 @@ class Stack:
             policy = RestartPolicy(drain=self.settings.drain_timeout + END_TIMEOUT)
             programs = list(map(self._program, self._programs.values()))
             self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end, self._on_refused)
-            observed = supervisor.seconds_without_core, supervisor.cpu_seconds
-            self._watchdog = Watchdog(self._bus, supervisor.instances, supervisor.kill, supervisor.replace, *observed)
+            self._watchdog = Watchdog(self._bus, supervisor)
             await self._watchdog.listen()
             await demo_faults.listen(self._bus, supervisor, allowed=self.settings.demo_faults)
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -28,6 +28,26 @@ starved: a service that has the cores sends its heartbeats, and one that is stop
 _log = structlog.get_logger()
 
 
+class Programs(Protocol):
+    """The programs of a supervisor, which the watchdog observes and kills, each by its name."""
+
+    @property
+    def instances(self) -> Mapping[str, str]:
+        """The current instance id of each program, by the program's name."""
+
+    def kill(self, name: str) -> None:
+        """Kills a program."""
+
+    def replace(self, name: str, instance: str) -> None:
+        """Called when a program's heartbeat says that it drains."""
+
+    def seconds_without_core(self, name: str) -> float:
+        """Returns for how many seconds a program has waited for a core since it started."""
+
+    def cpu_seconds(self, name: str) -> float:
+        """Returns for how many seconds a program has computed since it started."""
+
+
 class _LastBeat(NamedTuple):
     """The last heartbeat that a program has sent itself."""
 
@@ -38,12 +58,13 @@ class _LastBeat(NamedTuple):
     """Seconds that the program had waited for a core by then."""
 
 
-class _Start(NamedTuple):
-    """Computing time of a program that is not ready yet."""
+class _Computing(NamedTuple):
+    """Progress of a program that is not ready yet."""
 
     cpu_seconds: float
+    """Seconds for which it has computed since it started."""
     at: float
-    """When it last grew, on the monotonic clock."""
+    """When that number last grew, on the monotonic clock."""
 
 
 class Watchdog:
@@ -56,36 +77,20 @@ class Watchdog:
 
     Args:
         bus: a connection with the rights of a client.
-        instances: the current instance id of each program, by the program's name.
-        kill: kills a program by name.
-        replace: called with name and instance id of a program whose heartbeat says that it drains.
-        core_wait: returns for how many seconds a program has waited for a core since it started, by name.
-        cpu_seconds: returns for how many seconds a program has computed since it started, by name.
+        programs: the programs of the supervisor.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        instances: Mapping[str, str],
-        kill: Callable[[str], None],
-        replace: Callable[[str, str], None] = lambda name, instance: None,
-        core_wait: Callable[[str], float] = lambda name: 0.0,
-        cpu_seconds: Callable[[str], float] = lambda name: 0.0,
-    ) -> None:
+    def __init__(self, bus: Bus, programs: Programs) -> None:
         self._bus = bus
-        self._instances = instances
-        self._kill = kill
-        self._replace = replace
-        self._core_wait = core_wait
-        self._cpu_seconds = cpu_seconds
+        self._programs = programs
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus)
         self._last_beats: dict[str, _LastBeat] = {}
         """By instance; a heartbeat that is sent in the place of an instance does not count."""
         self._core_waits: dict[str, float] = {}
         """By program: the seconds for which it had waited for a core at the last check."""
-        self._starts: dict[str, _Start] = {}
-        """By instance that is not ready."""
+        self._computing: dict[str, _Computing] = {}
+        """Progress of the programs that are not ready, by instance."""
         self._connected_at = time.monotonic()
         bus.on_reconnect(self._on_reconnect)
 
@@ -120,19 +125,19 @@ class Watchdog:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._kill_frozen())
             tasks.create_task(self._repeat_heartbeats())
-            tasks.create_task(self._observe_starts())
+            tasks.create_task(self._observe_progress())
 
     async def _kill_frozen(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            instances = set(self._instances.values())
+            instances = set(self._programs.instances.values())
             self._peers.retain(instances)
             self._last_beats = {instance: last for instance, last in self._last_beats.items() if instance in instances}
             if self._bus.connected:
-                for name, instance in list(self._instances.items()):
+                for name, instance in list(self._programs.instances.items()):
                     if await self._is_frozen(name):
                         _log.error("service_frozen", program=name, instance=instance)
-                        self._kill(name)
+                        self._programs.kill(name)
 
     async def _repeat_heartbeats(self) -> None:
         """Sends the last heartbeat of each starved program again, as often as the program itself should send one."""
@@ -140,8 +145,8 @@ class Watchdog:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             before, checked_at = checked_at, time.monotonic()
-            for name, instance in self._instances.items():
-                last, core_wait = self._last(name), self._core_wait(name)
+            for name, instance in self._programs.instances.items():
+                last, core_wait = self._last(name), self._programs.seconds_without_core(name)
                 is_starved = core_wait - self._core_waits.get(name, core_wait) > STARVED_SHARE * (checked_at - before)
                 self._core_waits[name] = core_wait
                 silence = checked_at - last.at if last is not None else 0.0
@@ -149,20 +154,19 @@ class Watchdog:
                     _log.info("service_starved", program=name, instance=instance, silent_s=round(silence, 1))
                     self._repeat(last.beat)
 
-    async def _observe_starts(self) -> None:
+    async def _observe_progress(self) -> None:
         """Notes when each program that is not ready has computed last."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            now, starts = time.monotonic(), self._starts
-            self._starts = {}
-            for name, instance in self._instances.items():
+            before, self._computing = self._computing, {}
+            for name, instance in self._programs.instances.items():
                 last = self._last(name)
                 if last is None or last.beat.ready:
                     continue
-                start, cpu_seconds = starts.get(instance), self._cpu_seconds(name)
-                if start is None or cpu_seconds > start.cpu_seconds:
-                    start = _Start(cpu_seconds, now)
-                self._starts[instance] = start
+                progress, cpu_seconds = before.get(instance), self._programs.cpu_seconds(name)
+                if progress is None or cpu_seconds > progress.cpu_seconds:
+                    progress = _Computing(cpu_seconds, time.monotonic())
+                self._computing[instance] = progress
 
     def _repeat(self, beat: Heartbeat) -> None:
         try:
@@ -176,17 +180,17 @@ class Watchdog:
 
     def _on_heartbeat(self) -> None:
         self._heartbeat_arrived.set()
-        for name, instance in self._instances.items():
+        for name, instance in self._programs.instances.items():
             beat, _ = self._peers.last(instance)
             last = self._last_beats.get(instance)
             if beat is None or (last is not None and last.beat is beat):
                 continue
-            self._last_beats[instance] = _LastBeat(beat, time.monotonic(), self._core_wait(name))
+            self._last_beats[instance] = _LastBeat(beat, time.monotonic(), self._programs.seconds_without_core(name))
             if beat.draining:
-                self._replace(name, instance)
+                self._programs.replace(name, instance)
 
     def _last(self, name: str) -> _LastBeat | None:
-        return self._last_beats.get(self._instances.get(name, ""))
+        return self._last_beats.get(self._programs.instances.get(name, ""))
 
     def _silence(self, name: str) -> float:
         """Returns for how many seconds a program has said nothing though it did not wait for a core; of one that is not
@@ -194,9 +198,9 @@ class Watchdog:
         last = self._last(name)
         if last is None:
             return 0.0
-        start = self._starts.get(last.beat.instance)
-        since = max(last.at, start.at) if start is not None else last.at
-        return time.monotonic() - since - max(0.0, self._core_wait(name) - last.core_wait)
+        progress = self._computing.get(last.beat.instance)
+        since = max(last.at, progress.at) if progress is not None else last.at
+        return time.monotonic() - since - max(0.0, self._programs.seconds_without_core(name) - last.core_wait)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.

@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -94,6 +95,27 @@ class CoreClock:
         return time.monotonic() if name in self.computing else 0.0
 
 
+@dataclass
+class Programs:
+    """Programs whose ends and times a test observes and decides."""
+
+    instances: dict[str, str]
+    killed: list[str]
+    cores: CoreClock = field(default_factory=CoreClock)
+
+    def kill(self, name: str) -> None:
+        self.killed.append(name)
+
+    def replace(self, name: str, instance: str) -> None:
+        """No test has a program that drains."""
+
+    def seconds_without_core(self, name: str) -> float:
+        return self.cores.wait_of(name)
+
+    def cpu_seconds(self, name: str) -> float:
+        return self.cores.computed_by(name)
+
+
 @pytest.fixture
 def cores() -> CoreClock:
     return CoreClock()
@@ -104,7 +126,7 @@ async def watched(
     memory: MemoryBroker, instances: dict[str, str], killed: list[str], cores: CoreClock
 ) -> AsyncIterator[Watchdog]:
     bus = MemoryBus(memory, inbox_prefix="_INBOX")
-    watched = Watchdog(bus, instances, killed.append, core_wait=cores.wait_of, cpu_seconds=cores.computed_by)
+    watched = Watchdog(bus, Programs(instances, killed, cores))
     await watched.listen()
     running = asyncio.create_task(watched.run())
     yield watched
@@ -218,7 +240,7 @@ async def test_a_service_that_was_frozen_while_the_broker_restarted_is_killed(
     monkeypatch.setattr(watchdog, "RECONNECT_TIMEOUT", 0.2)
     async with Broker(port=0) as broker:
         bus, service = await connect_role(broker, "supervisor"), await connect_role(broker, "executor")
-        watched = Watchdog(bus, {"executor": "e1"}, killed.append)
+        watched = Watchdog(bus, Programs({"executor": "e1"}, killed))
         await watched.listen()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(watched.run())
@@ -241,7 +263,7 @@ async def test_services_may_connect_again_later_than_the_watchdog(
     bus = MemoryBus(memory)
     reconnected: list[Callable[[], None]] = []
     monkeypatch.setattr(bus, "on_reconnect", reconnected.append)
-    watched = Watchdog(bus, {"executor": "e3"}, killed.append)
+    watched = Watchdog(bus, Programs({"executor": "e3"}, killed))
     await watched.listen()
     running = asyncio.create_task(watched.run())
     Fake(memory).beat("executor", "e3")

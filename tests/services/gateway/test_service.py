@@ -85,7 +85,7 @@ def running(api_key: str = "", *, supervised: bool = False) -> Iterator[Running]
     gateway.thread = thread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
-        patch.setattr(peers, "SILENCE", 600)  # so the only heartbeat of each instance counts however slow the test is
+        patch.setattr(peers, "SILENCE", 600)  # the only heartbeat of each instance counts, however slow the test is
         thread.run(gateway.start(api_key))
         try:
             yield gateway
