@@ -69,6 +69,7 @@ KINDS = (
             "services/executor/devices/ranks/followers.py": ("CHECK_INTERVAL",),
             "services/executor/spans.py": ("STEP_INTERVAL",),
             "services/gateway/http/http_protocol.py": ("CHECK_INTERVAL",),
+            "services/gateway/http/server.py": ("DATE_INTERVAL",),
             "services/scheduler/attacher.py": ("LOOK_EVERY",),
             "services/scheduler/backlog_reporter.py": ("SAMPLE_EVERY", "REPORT_EVERY"),
             "services/scheduler/item_restorer.py": ("CHECK_INTERVAL",),

@@ -200,7 +200,10 @@ class Watchdog:
             return 0.0
         progress = self._computing.get(last.beat.instance)
         since = max(last.at, progress.at) if progress is not None else last.at
-        return time.monotonic() - since - max(0.0, self._programs.seconds_without_core(name) - last.core_wait)
+        silence = time.monotonic() - since
+        if silence <= SILENCE:
+            return silence
+        return silence - max(0.0, self._programs.seconds_without_core(name) - last.core_wait)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.

@@ -16,7 +16,7 @@ from pagewire.shared.process.peers import SILENCE
 LIMIT = SILENCE - INTERVAL
 """Seconds without a renewal after which others may take this process for dead: they count from its last heartbeat, an
 interval earlier."""
-RENEW_EVERY = 0.1
+RENEW_EVERY = 0.25
 """Seconds between two renewals."""
 
 

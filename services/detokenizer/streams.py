@@ -251,7 +251,7 @@ class Streams:
             if stream.state is StreamState.OPEN:
                 self.drop(stream)
 
-    def on_scheduler_ended(self, scheduler: str) -> None:
+    def on_scheduler_ended(self, _: str, scheduler: str) -> None:
         """Returns the work of a scheduler whose process has ended to the queue, for another one to take at once."""
         for stream in self._registry.open:
             if stream.state is StreamState.OPEN and stream.attachment and stream.attachment.scheduler == scheduler:

@@ -230,7 +230,7 @@ class Executor:
         if self._steps is not None and self._free and not self._announced_free:
             self._context.announce()
 
-    def _on_scheduler_ended(self, scheduler: str) -> None:
+    def _on_scheduler_ended(self, _: str, scheduler: str) -> None:
         if self._owner.forget(scheduler):
             self._context.announce()
 

@@ -17,7 +17,7 @@ from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.process.peers import SILENCE
 
 SAMPLE_EVERY = 0.1
-"""Seconds between two checks of the running sequences."""
+"""Seconds between two checks of the running sequences; without a request the checks go with the reports."""
 REPORT_EVERY = 0.5
 """Seconds between two reports."""
 
@@ -60,7 +60,7 @@ class BacklogReporter:
             if now >= due:
                 due = now + REPORT_EVERY
                 await self._report()
-            await asyncio.sleep(SAMPLE_EVERY)
+            await asyncio.sleep(SAMPLE_EVERY if self._manager.requests else REPORT_EVERY)
 
     async def _report(self) -> None:
         try:

@@ -202,7 +202,7 @@ class ExecutorClient:
         if self._reader.missing is not None:
             self._wake.set()
 
-    def _on_ended(self, instance: str) -> None:
+    def _on_ended(self, _: str, instance: str) -> None:
         if instance == self.name:
             self.mark_lost("its process has ended", failed=True)
 

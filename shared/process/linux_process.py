@@ -60,7 +60,7 @@ def show_command(command: Sequence[str]) -> None:
     """Has Linux show another command line of this process, cut to the length of its own; no effect elsewhere."""
     if _libc is None:
         return
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = _fields(os.getpid(), "stat")
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
     shown = b"".join(argument.encode() + b"\0" for argument in command)[: end - start - 1]
     ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
@@ -105,10 +105,10 @@ async def wait_for(processes: Sequence[int]) -> None:
 def resident_bytes(process: int) -> int:
     """Returns the bytes of memory that a process holds, 0 if it has ended."""
     try:
-        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+        pages = int(_fields(process, "statm")[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def family_bytes(process: int) -> int:
@@ -132,21 +132,28 @@ def seconds_without_core(process: int) -> float:
     does not grow while the process is stopped or waits for anything else. Where Linux does not count, it is 0.
     """
     try:
-        fields = Path(f"/proc/{process}/schedstat").read_text().split()
+        return int(_fields(process, "schedstat")[1]) / 1e9
     except OSError:
         return 0.0
-    return int(fields[1]) / 1e9
 
 
 def cpu_seconds(process: int) -> float:
     """Returns for how long all threads of a process together have computed, in seconds since it began; 0 if it has
     ended."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        user, system = map(int, _fields(process, "stat")[11:13])  # the 14th and 15th of all fields
     except OSError:
         return 0.0
-    user, system = map(int, fields[11:13])  # the 14th and 15th of all fields, two of which stand before the ")"
     return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(process: int, file: str) -> list[bytes]:
+    """Returns the fields of a file of a process; of `stat`, those after the name of the program.
+
+    Read without a buffer and without decoding: the watchdog does so 20 times a second.
+    """
+    with open(f"/proc/{process}/{file}", "rb", buffering=0) as lines:
+        return lines.read().rpartition(b")")[2].split()
 
 
 def free_memory() -> int:

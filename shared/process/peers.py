@@ -30,7 +30,7 @@ class _Listener(Subscription):
 
     listeners: list["_Listener"]
     on_change: Callable[[], None] | None
-    on_ended: Callable[[str], None] | None
+    on_ended: Callable[[str, str], None] | None
 
     @override
     async def unsubscribe(self) -> None:
@@ -59,11 +59,12 @@ class Peers:
         self,
         service: str = "*",
         on_change: Callable[[], None] | None = None,
-        on_ended: Callable[[str], None] | None = None,
+        on_ended: Callable[[str, str], None] | None = None,
     ) -> Subscription:
         """Follows the heartbeats of one kind of service, or of all; the first listener of a kind asks for them.
 
-        `on_ended` is called with an instance whose process has ended, `on_change` after that and after each heartbeat.
+        `on_ended` is called with the service and the instance of a process that has ended, `on_change` after that and
+        after each heartbeat.
         Silence counts from the first call: begin with the service for which `gone` is called.
         """
         first = service not in self._listeners
@@ -89,8 +90,7 @@ class Peers:
 
     def _live(self, service: str) -> list[Heartbeat]:
         oldest = time.monotonic() - SILENCE
-        self._last = {instance: last for instance, last in self._last.items() if last[1] > oldest}
-        return [beat for beat, _ in self._last.values() if beat.service == service]
+        return [beat for beat, at in self._last.values() if beat.service == service and at > oldest]
 
     def _is_other(self, beat: Heartbeat) -> bool:
         """Returns whether an instance serves another model only."""
@@ -132,23 +132,26 @@ class Peers:
         if now - self._heard_at > DEAF:
             self._heard_since = now
         self._heard_at = now
-        ended = "" if message.data else message.subject.rpartition(".")[2]
+        _, service, instance = message.subject.rsplit(".", 2)
+        ended = "" if message.data else instance
         if ended:
             self._ended.add(ended)
             self._last.pop(ended, None)
         else:
             beat = _heartbeat.try_decode(message.data)
             if beat is None:
-                self._unreadable[message.subject.split(".")[-2]] = now
+                self._unreadable[service] = now
                 return
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat.instance in self._ended:
                 return
             if beat.repeated and beat.instance in self._last:  # it may come later than a newer one
                 beat = self._last[beat.instance][0]
+            if beat.instance not in self._last:
+                self._last = {name: last for name, last in self._last.items() if now - last[1] < SILENCE}
             self._last[beat.instance] = (beat, now)
         for listener in list(listeners):
             if ended and listener.on_ended is not None:
-                listener.on_ended(ended)
+                listener.on_ended(service, ended)
             if listener.on_change is not None:
                 listener.on_change()

@@ -48,6 +48,7 @@ class Feed:
         self._ended: deque[tuple[float, str, str]] = deque(maxlen=MAX_ENDED)
         """Time, service and instance of processes that have ended."""
         self._pages: set[asyncio.Queue[bytes]] = set()
+        self._has_pages = asyncio.Event()
         self._new_steps: list[list[Any]] = []
         self._last_steps: dict[str, int] = {}
         """By executor: number of the latest step."""
@@ -55,13 +56,13 @@ class Feed:
 
     async def run(self) -> None:
         """Collects until cancelled."""
-        heartbeats = await self._bus.subscribe(f"{subjects.HEARTBEAT}.*.*", self._on_heartbeat)
+        ended = await self._health.follow_ended(self._note_ended)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._history.run())
                 tasks.create_task(self._collect())
         finally:
-            await heartbeats.unsubscribe()
+            await ended.unsubscribe()
 
     async def events(self, tenant: str | None) -> AsyncIterator[bytes]:
         """Yields server-sent events until the gateway drains.
@@ -90,19 +91,21 @@ class Feed:
     def _page(self) -> Iterator[asyncio.Queue[bytes]]:
         page: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._pages.add(page)
+        self._has_pages.set()
         try:
             yield page
         finally:
             self._pages.remove(page)
+            if not self._pages:
+                self._has_pages.clear()
 
     async def _collect(self) -> None:
         """Sends an event to every page, and asks for the latest steps and requests, while there is a page."""
         count = 0
         with self._bus.inbox(self._on_steps) as steps, self._bus.inbox(self._on_requests) as requests:
             while True:
+                await self._has_pages.wait()
                 await asyncio.sleep(INTERVAL)
-                if not self._pages:
-                    continue
                 with suppress(BusUnavailable):  # the next event says so
                     self._bus.publish(subjects.RECENT_STEPS, b"", reply=steps)
                     if count % SERVICES_EVERY == 0:
@@ -137,11 +140,8 @@ class Feed:
         """Returns the live instances; a tenant does not see how loaded they are."""
         return [describe(beat, with_load=tenant is None) for beat in self._health.alive()]
 
-    def _on_heartbeat(self, message: Message) -> None:
-        """Notes a process that has ended, which an empty message says."""
-        if not message.data:
-            _, service, instance = message.subject.rsplit(".", 2)
-            self._ended.append((time.time(), service, instance))
+    def _note_ended(self, service: str, instance: str) -> None:
+        self._ended.append((time.time(), service, instance))
 
     def _on_steps(self, message: Message) -> None:
         recent = _steps.try_decode(message.data)

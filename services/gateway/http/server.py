@@ -6,10 +6,11 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from pagewire.services.gateway.http.http_protocol import ConnectionLimits, Connections, LimitedProtocol
 from pagewire.shared.errors import ConfigurationError
@@ -19,6 +20,8 @@ from pagewire.shared.settings.config import Settings
 
 CLOSE_TIMEOUT = 3
 """Seconds that open requests have to end when the server is stopped."""
+DATE_INTERVAL = 1.0
+"""Seconds between two changes of the header `Date`, which counts seconds."""
 OTHER_FILES = 128
 """Files that the process needs beside its connections."""
 
@@ -49,7 +52,7 @@ class Server:
         try:
             await asyncio.shield(serving)
         finally:
-            self._server.should_exit = True
+            self._server.stop()
             await asyncio.wait({serving}, timeout=CLOSE_TIMEOUT)
             self._detach()
             await asyncio.wait({serving})
@@ -133,6 +136,20 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._connections = connections
         self._tls = tls
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends the server once its open requests have ended."""
+        self.should_exit = True
+        self._stopped.set()
+
+    @override
+    async def main_loop(self) -> None:
+        """Keeps the header `Date` until `stop`. Uvicorn's own loop wakes ten times a second."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DATE_INTERVAL):
+                    await self._stopped.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens like uvicorn's, with limited connections and a limit on the time of a TLS handshake."""

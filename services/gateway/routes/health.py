@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from pagewire.shared import subjects
-from pagewire.shared.bus import Bus
+from pagewire.shared.bus import Bus, Subscription
 from pagewire.shared.errors import ModelNotFound
 from pagewire.shared.messages.heartbeat import UNLOADED, Heartbeat
 from pagewire.shared.metrics.table import SERVICES
@@ -41,6 +41,10 @@ class Health:
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
         await self._peers.listen(on_change=self._on_heartbeat)
+
+    async def follow_ended(self, on_ended: Callable[[str, str], None]) -> Subscription:
+        """Has `on_ended` called with the service and the instance of each process that has ended."""
+        return await self._peers.listen(on_ended=on_ended)
 
     def missing(self) -> str:
         """Returns why requests cannot be served now; empty when they can, of at least one model."""

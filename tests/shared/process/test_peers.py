@@ -67,9 +67,9 @@ async def test_a_repeated_heartbeat_keeps_an_instance_alive_and_changes_nothing(
 
 async def test_an_instance_whose_process_has_ended_is_gone_at_once() -> None:
     bus = MemoryBus(MemoryBroker())
-    ended: list[str] = []
+    ended: list[tuple[str, str]] = []
     observer = Peers(bus)
-    await observer.listen(on_ended=ended.append)
+    await observer.listen(on_ended=lambda service, instance: ended.append((service, instance)))
     beat(bus, "scheduler", "a")
     beat(bus, "scheduler", "b")
     await until(lambda: observer.find("b"))
@@ -77,7 +77,7 @@ async def test_an_instance_whose_process_has_ended_is_gone_at_once() -> None:
     beat(bus, "scheduler", "a")  # its last heartbeat, which another connection has delayed
     beat(bus, "scheduler", "c")
     await until(lambda: observer.find("c"))
-    assert ended == ["a"]
+    assert ended == [("scheduler", "a")]
     assert [b.instance for b in observer.alive("scheduler")] == ["b", "c"]
 
 
