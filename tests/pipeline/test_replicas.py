@@ -8,7 +8,7 @@ from pagewire import AsyncClient
 from pagewire.embedded.programs import PIPELINE
 from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.process.discovery import Stats, ask
+from pagewire.shared.process.discovery import ask
 from pagewire.shared.settings.config import Settings
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
@@ -16,10 +16,11 @@ from tests.support.checkpoints import checkpoint
 pytestmark = [pytest.mark.anyio]
 
 
-async def executors(url: str) -> list[Stats]:
+async def sampled_by_replicas(url: str) -> list[float]:
+    """Returns how many tokens each executor has sampled."""
     bus = await nats.connect(url, name="test", inbox_prefix="_INBOX")
     try:
-        return await ask(bus, "executor")
+        return [float(stats.metadata["load.sampled"]) for stats in await ask(bus, "executor")]
     finally:
         await bus.close()
 
@@ -36,9 +37,9 @@ async def test_streams_of_two_replicas_survive_a_dead_scheduler_and_executor() -
     )
     async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
         expected = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
-        worked = [float(stats.metadata["load.sampled"]) for stats in await executors((await stack.ready()).nats)]
-        assert len(worked) == 2
-        assert all(worked), "one replica did everything"
+        url = (await stack.ready()).nats
+        while sum(tokens > 0 for tokens in await sampled_by_replicas(url)) < 2:  # one may take all of a short burst
+            assert await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS)) == expected
         for victim in ("scheduler", "executor"):
             texts = await asyncio.gather(
                 *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
