@@ -36,6 +36,9 @@ ROOM = 4 << 20
 """Bytes that must fit on the disk before a server with a full disk is restarted."""
 
 _LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
+_READY_ALONE, _READY_IN_CLUSTER = "Server is ready", "Listening for route connections on"
+"""Beginnings of the line of the log after which a server serves. One of a cluster prints both, and may end between them
+because another process listens on its port for the other servers."""
 _LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
 
 log = structlog.get_logger()
@@ -45,6 +48,10 @@ class PortTaken(BusUnavailable):
     """Another process is listening on the broker's port."""
 
 
+class RoutePortTaken(PortTaken):
+    """Another process is listening on the port for the other servers of the cluster."""
+
+
 class Broker:
     """A `nats-server` process, used as an async context manager or by `start` and `stop`.
 
@@ -52,6 +59,7 @@ class Broker:
         port: the port that it listens on; before the first start, the configured port.
         passwords: password of each service's user, by the service's name.
         user, password: the credentials of the operator, who has all rights.
+        membership: the server's place in a cluster; None: it is alone.
     """
 
     def __init__(
@@ -84,7 +92,7 @@ class Broker:
         self._api_key = api_key
         self._api_keys = api_keys
         self._max_store = max_store
-        self._membership = membership
+        self.membership = membership
         self._write_failed = asyncio.Event()
         self._folder: Path | None = None
         self._bound = False
@@ -99,7 +107,7 @@ class Broker:
     @property
     def name(self) -> str:
         """Name of the server, unique in its cluster."""
-        return self._membership.name if self._membership is not None else SERVER_NAME
+        return self.membership.name if self.membership is not None else SERVER_NAME
 
     @property
     def folder(self) -> Path:
@@ -128,6 +136,7 @@ class Broker:
         Raises:
             ConfigurationError: `nats-server` is not installed, or the configured port is in use.
             PortTaken: on a restart, another process is listening on the port.
+            RoutePortTaken: another process is listening on the port for the other servers.
             BusUnavailable: the server was not ready in time, or has ended.
         """
         if self._bound:
@@ -177,6 +186,8 @@ class Broker:
         try:
             try:
                 await self._launch(self.port)
+            except RoutePortTaken:
+                raise
             except PortTaken as error:
                 busy_port = self.port
                 if not self._may_move:
@@ -206,7 +217,8 @@ class Broker:
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._write_failed.clear()
-        self._reading = asyncio.create_task(_follow_log(self._process.stderr, ready, self._write_failed))
+        sign = _READY_ALONE if self.membership is None else _READY_IN_CLUSTER
+        self._reading = asyncio.create_task(_follow_log(self._process.stderr, sign, ready, self._write_failed))
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 self.port = await ready
@@ -237,7 +249,7 @@ class Broker:
         users = broker_config.users(passwords, self._api_keys.passwords if self._api_keys is not None else {})
         store = str(self._store or folder / "store")
         configuration = broker_config.configuration(
-            users, host=HOST, port=port, store=store, max_store=self._max_store, membership=self._membership
+            users, host=HOST, port=port, store=store, max_store=self._max_store, membership=self.membership
         )
         if is_open:
             configuration["no_auth_user"] = CLIENT
@@ -280,10 +292,13 @@ def _write_private(path: Path, configuration: dict[str, Any]) -> None:
     new.replace(path)
 
 
-async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int], write_failed: asyncio.Event) -> None:
+async def _follow_log(
+    lines: asyncio.StreamReader, sign: str, ready: asyncio.Future[int], write_failed: asyncio.Event
+) -> None:
     """Logs the server's lines until it ends.
 
-    Sets `ready` to the port once the server is ready, and `write_failed` when JetStream cannot write to its disk.
+    Sets `ready` to the port with the line that begins with `sign`, and `write_failed` when JetStream cannot write to
+    its disk.
     """
     port, last = 0, "it has printed nothing"
     async for raw in lines:
@@ -296,9 +311,10 @@ async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int], w
             write_failed.set()
         if listening := _LISTENING.search(text):
             port = int(listening[1])
-        if text == "Server is ready" and not ready.done():
+        if text.startswith(sign) and not ready.done():
             ready.set_result(port)
         last = text if text.strip() else last
     if not ready.done():
-        kind = PortTaken if "address already in use" in last else BusUnavailable
+        taken = RoutePortTaken if "router port" in last else PortTaken
+        kind = taken if "address already in use" in last else BusUnavailable
         ready.set_exception(kind(f"nats-server ended while starting: {last}"))

@@ -8,7 +8,7 @@ from typing import Self
 
 import structlog
 
-from pagewire.embedded.broker import HOST, Broker
+from pagewire.embedded.broker import HOST, Broker, RoutePortTaken
 from pagewire.embedded.broker_config import Membership
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.jetstream import NO_JETSTREAM
@@ -17,6 +17,8 @@ from pagewire.shared.security.api_keys import ApiKeys
 from pagewire.shared.settings.config import Settings, store_replicas
 
 MAX_PORT = 65535
+START_ATTEMPTS = 3
+"""Attempts to start servers whose ports for each other are free."""
 ANSWER_TIMEOUT = 1.0
 """Seconds within which JetStream must answer."""
 
@@ -80,12 +82,22 @@ class Cluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Starts all servers; raises what `Broker.start` raises."""
-        results = await asyncio.gather(*(broker.start() for broker in self.brokers), return_exceptions=True)
-        for failure in results:
-            if failure is not None:
-                await self.stop()
-                raise failure
+        """Starts all servers; raises what `Broker.start` raises.
+
+        Between the choice of the ports for each other and the start of the servers, another process may take one of
+        them: then they all start again, with other ports.
+        """
+        for remaining in reversed(range(START_ATTEMPTS)):
+            results = await asyncio.gather(*(broker.start() for broker in self.brokers), return_exceptions=True)
+            failures = [failure for failure in results if failure is not None]
+            if not failures:
+                return
+            await self.stop()
+            others = [failure for failure in failures if not isinstance(failure, RoutePortTaken)]
+            if others or not remaining:
+                raise (others or failures)[0]
+            for broker, member in zip(self.brokers, memberships(len(self.brokers)), strict=True):
+                broker.membership = member
 
     def reload(self) -> None:
         """Has all servers read the tenants' keys again."""

@@ -231,7 +231,7 @@ class TestFullDisk:
 
     async def test_a_full_disk_is_seen_in_the_log(self) -> None:
         lines, ready, failed = asyncio.StreamReader(), asyncio.get_running_loop().create_future(), asyncio.Event()
-        reading = asyncio.create_task(broker_module._follow_log(lines, ready, failed))
+        reading = asyncio.create_task(broker_module._follow_log(lines, "Server is ready", ready, failed))
         lines.feed_data(b"[7] 2026/11/24 15:24:39.123456 [INF] Server is ready\n")
         await ready
         assert not failed.is_set()

@@ -3,12 +3,13 @@
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import HOST
-from pagewire.embedded.cluster import Cluster, check_servers
+from pagewire.embedded.cluster import Cluster, check_servers, memberships
 from pagewire.embedded.programs import PIPELINE
 from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import nats
@@ -45,6 +46,20 @@ async def test_the_servers_take_the_ports_from_the_first_one_on() -> None:
             client = await connect_client(broker)
             await client.flush()
             await client.close()
+
+
+async def test_servers_choose_other_ports_for_each_other_where_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        taken = int(other.getsockname()[1])
+        members = memberships(3)
+        choices = iter([[replace(members[0], port=taken), *members[1:]], memberships(3)])
+        monkeypatch.setattr("pagewire.embedded.cluster.memberships", lambda count: next(choices))
+        async with Cluster(Settings(nats_cluster=3, nats_port=0)) as cluster:
+            bus = await connect_service(cluster)
+            await bus.store.put_work("m", b"x")
+            await bus.close()
 
 
 async def test_a_single_server_works_without_a_cluster() -> None:
