@@ -1,4 +1,4 @@
-"""Measures chats over HTTP: the questions of MT-Bench, answered by the default model or by another server.
+"""Measures chats over HTTP: the questions of MT-Bench, or other requests, answered by a stack or by another server.
 
 Each client sends a question to /v1/chat/completions, reads the streamed answer to its end, and sends the next question.
 Answers are greedy and end where the model ends them. Without `--url` a stack is started for the benchmark; with it any
@@ -12,13 +12,14 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
+from pagewire.bench import drafts
 from pagewire.bench._common.event_stream import post
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.embedded.stack import Stack
@@ -81,6 +82,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--against", metavar="NAME=URL", type=_named, help="a server that is measured in turn with the first"
     )
+    parser.add_argument("--workload", choices=WORKLOADS, default="mt_bench", help="what is asked")
     parser.add_argument("--model", default=DEFAULT.name, help="model of the stack, or its name at --url")
     parser.add_argument("--dtype", default="auto", help="of the stack's weights")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
@@ -92,7 +94,8 @@ def main(arguments: list[str]) -> int:
     logs.configure(Settings(log_level="warning"), service="bench")
     rounds = asyncio.run(_measure(options))
     print("\n".join(table(rounds)))
-    write(options.output, parser.prog, arguments, model=options.model, runs=[asdict(each) for each in rounds])
+    raw = [asdict(each) for each in rounds]
+    write(options.output, parser.prog, arguments, model=options.model, workload=options.workload, runs=raw)
     return 0
 
 
@@ -126,6 +129,14 @@ def _median(rounds: Sequence[Round], server: str, clients: int, name: str) -> fl
 def read_questions() -> list[str]:
     """Returns the first turns of MT-Bench's questions."""
     return [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()]
+
+
+WORKLOADS: Mapping[str, Callable[[], list[str]]] = {
+    "mt_bench": read_questions,
+    "code": lambda: [text for text, _ in drafts.code_editing()],
+    "quotes": lambda: [text for text, _ in drafts.quotes()],
+}
+"""Texts of the requests, by what they ask for: answers to the last two repeat much of their prompts."""
 
 
 async def drive(
@@ -199,7 +210,7 @@ async def ask(url: str, model: str, question: str, limit: int, api_key: str = ""
 
 
 async def _measure(options: argparse.Namespace) -> list[Round]:
-    questions = cycle(read_questions())
+    questions = cycle(WORKLOADS[options.workload]())
     rounds = []
     try:
         async with _server(options) as first:
