@@ -37,8 +37,8 @@ ROOM = 4 << 20
 
 _LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
 _READY_ALONE, _READY_IN_CLUSTER = "Server is ready", "Listening for route connections on"
-"""Beginnings of the line of the log after which a server serves. One of a cluster prints both, and may end between them
-because another process listens on its port for the other servers."""
+"""Beginnings of the log line after which a server is ready, without a cluster and in one. A member of a cluster prints
+both lines; it ends between them if another process listens on its port for the other servers."""
 _LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ class PortTaken(BusUnavailable):
     """Another process is listening on the broker's port."""
 
 
-class RoutePortTaken(PortTaken):
+class RoutePortTaken(BusUnavailable):
     """Another process is listening on the port for the other servers of the cluster."""
 
 
@@ -186,8 +186,6 @@ class Broker:
         try:
             try:
                 await self._launch(self.port)
-            except RoutePortTaken:
-                raise
             except PortTaken as error:
                 busy_port = self.port
                 if not self._may_move:
@@ -217,8 +215,8 @@ class Broker:
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._write_failed.clear()
-        sign = _READY_ALONE if self.membership is None else _READY_IN_CLUSTER
-        self._reading = asyncio.create_task(_follow_log(self._process.stderr, sign, ready, self._write_failed))
+        ready_line = _READY_ALONE if self.membership is None else _READY_IN_CLUSTER
+        self._reading = asyncio.create_task(_follow_log(self._process.stderr, ready_line, ready, self._write_failed))
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 self.port = await ready
@@ -293,12 +291,12 @@ def _write_private(path: Path, configuration: dict[str, Any]) -> None:
 
 
 async def _follow_log(
-    lines: asyncio.StreamReader, sign: str, ready: asyncio.Future[int], write_failed: asyncio.Event
+    lines: asyncio.StreamReader, ready_line: str, ready: asyncio.Future[int], write_failed: asyncio.Event
 ) -> None:
     """Logs the server's lines until it ends.
 
-    Sets `ready` to the port with the line that begins with `sign`, and `write_failed` when JetStream cannot write to
-    its disk.
+    Sets `ready` to the port at the line that begins with `ready_line`, and `write_failed` when JetStream cannot write
+    to its disk.
     """
     port, last = 0, "it has printed nothing"
     async for raw in lines:
@@ -311,7 +309,7 @@ async def _follow_log(
             write_failed.set()
         if listening := _LISTENING.search(text):
             port = int(listening[1])
-        if text.startswith(sign) and not ready.done():
+        if text.startswith(ready_line) and not ready.done():
             ready.set_result(port)
         last = text if text.strip() else last
     if not ready.done():

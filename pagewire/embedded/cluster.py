@@ -18,7 +18,7 @@ from pagewire.shared.settings.config import Settings, store_replicas
 
 MAX_PORT = 65535
 START_ATTEMPTS = 3
-"""Attempts to start servers whose ports for each other are free."""
+"""Attempts to start the servers, each with other ports for each other."""
 ANSWER_TIMEOUT = 1.0
 """Seconds within which JetStream must answer."""
 

@@ -201,7 +201,7 @@ class Watchdog:
         progress = self._computing.get(last.beat.instance)
         since = max(last.at, progress.at) if progress is not None else last.at
         silence = time.monotonic() - since
-        if silence <= SILENCE:
+        if silence <= SILENCE:  # then it does not matter how much of it was a wait for a core
             return silence
         return silence - max(0.0, self._programs.seconds_without_core(name) - last.core_wait)
 

@@ -147,7 +147,7 @@ class Peers:
                 return
             if beat.repeated and beat.instance in self._last:  # it may come later than a newer one
                 beat = self._last[beat.instance][0]
-            if beat.instance not in self._last:
+            if beat.instance not in self._last:  # a new instance may replace silent ones
                 self._last = {name: last for name, last in self._last.items() if now - last[1] < SILENCE}
             self._last[beat.instance] = (beat, now)
         for listener in list(listeners):
