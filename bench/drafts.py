@@ -145,6 +145,7 @@ def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`; exit code 1 if a text differs."""
     parser = argparse.ArgumentParser(prog="pagewire bench drafts", description=__doc__)
     parser.add_argument("--model", default="", help="folder, file, hub id or short name; by default the default model")
+    parser.add_argument("--quantization", choices=["auto", "none", "int8", "int4"], default="auto", help="the setting")
     parser.add_argument("--spec-type", default="suffix", help="the method that drafts")
     parser.add_argument("--speculative-config", default="", help="the setting of this name, such as a draft model")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
@@ -177,6 +178,7 @@ def table(cells: Sequence[Cell]) -> list[str]:
 async def _measure(options: argparse.Namespace) -> list[Cell]:
     settings = Settings(
         model=options.model,
+        quantization=options.quantization,
         device="cpu",
         nats_port=0,
         log_level="error",
