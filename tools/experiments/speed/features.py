@@ -7,27 +7,21 @@ right before.
 """
 
 import argparse
-import http.client
-import json
-import random
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pagewire.bench._common.output import add_output, markdown, write
-from pagewire.bench.cpu_step import SHAPES, VOCABULARY
+from pagewire.bench.cpu_step import SHAPES
+from tools.experiments._common.completions import prompt, rate
 from tools.experiments.correctness.structured import PEOPLE
 from tools.experiments.other_servers.vllm.inputs import write_model
 from tools.experiments.other_servers.vllm.servers import executable, turns
 
 PROMPT = 32
 """Tokens of each prompt."""
-PATIENCE = 600
-"""Seconds for an answer."""
 
 FEATURES: Mapping[str, dict[str, Any]] = {
     "temperature": {},
@@ -76,9 +70,9 @@ def table(by_side: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) ->
     rows = []
     for feature in by_side[sides[0]]:
         pairs = [by_side[side][feature] for side in sides]
-        rates = [statistics.median(rate for _, rate in rounds) for rounds in pairs]
-        costs = [statistics.median(plain / rate for plain, rate in rounds) for rounds in pairs]
-        cells = [f"{rate:.0f} | {cost:.2f}" for rate, cost in zip(rates, costs, strict=True)]
+        rates = [statistics.median(asked for _, asked in rounds) for rounds in pairs]
+        costs = [statistics.median(plain / asked for plain, asked in rounds) for rounds in pairs]
+        cells = [f"{asked:.0f} | {cost:.2f}" for asked, cost in zip(rates, costs, strict=True)]
         rows.append(" | ".join([feature, *cells, *([f"{rates[0] / rates[1]:.2f}x"] if len(rates) > 1 else [])]))
     return markdown(header + (" | ratio" if len(sides) > 1 else ""), rows)
 
@@ -92,28 +86,13 @@ def _measure(options: argparse.Namespace) -> Rates:
             for feature in options.only:
                 fields = FEATURES[feature]
                 _batch(port, fields, max(1, options.tokens // 4), options.rows)  # nothing is measured cold
-                plain, rate = (_batch(port, x, options.tokens, options.rows) for x in ({}, fields))
-                rates.setdefault(side, {}).setdefault(feature, []).append((plain, rate))
+                plain, asked = (_batch(port, x, options.tokens, options.rows) for x in ({}, fields))
+                rates.setdefault(side, {}).setdefault(feature, []).append((plain, asked))
     return rates
 
 
 def _batch(port: int, fields: Mapping[str, Any], tokens: int, rows: int) -> float:
     """Answers `rows` requests at a time; returns tokens per second."""
-
-    def one(number: int) -> int:
-        draw = random.Random(number)
-        sampling = {"temperature": 1.0, "seed": number, "max_tokens": tokens, "ignore_eos": True, **fields}
-        body = {"model": "m", "prompt": [draw.randrange(1000, VOCABULARY - 1000) for _ in range(PROMPT)], **sampling}
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        if answer.status != http.HTTPStatus.OK:
-            raise SystemExit(f"features: {fields} was answered with {answer.status}: {text[:500]!r}")
-        return int(json.loads(text)["usage"]["completion_tokens"])
-
-    with ThreadPoolExecutor(rows) as threads:
-        began = time.perf_counter()
-        count = sum(threads.map(one, range(rows)))
-        return count / (time.perf_counter() - began)
+    plain = {"model": "m", "temperature": 1.0, "max_tokens": tokens, "ignore_eos": True}
+    bodies = [{**plain, "prompt": prompt(number, PROMPT), "seed": number, **fields} for number in range(rows)]
+    return rate(port, bodies, rows)

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,8 @@ COMMON = {
     "--max-num-seqs": "128",
 }
 """Arguments of both servers."""
+PAGEWIRE = [sys.executable, "-m", "pagewire"]
+"""The command of this checkout."""
 READY_WITHIN = 600.0
 """Seconds that a server has to start."""
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -44,13 +46,21 @@ def turns(vllm: Path | None, model: Path, rounds: int, log: Path) -> Iterator[tu
 
     Yields side, port and the seconds until it was ready, while the server runs. Without `vllm`, Pagewire runs alone.
     """
-    commands = {"pagewire": [sys.executable, "-m", "pagewire"]} | ({"vllm": [str(vllm)]} if vllm else {})
+    commands = {"pagewire": PAGEWIRE} | ({"vllm": [str(vllm)]} if vllm else {})
     for turn in range(rounds):
         for side in list(commands)[:: -1 if turn % 2 else 1]:
-            port = free_port()
-            options = chain.from_iterable(COMMON.items())
-            with server([*commands[side], "serve", str(model), "--port", str(port), *options], port, log) as seconds:
+            with serving(commands[side], model, log) as (port, seconds):
                 yield side, port, seconds
+
+
+@contextmanager
+def serving(command: Sequence[str], model: Path, log: Path, options: Sequence[str] = ()) -> Iterator[tuple[int, float]]:
+    """Starts `serve` of `command` with a model, `COMMON` and `options`; yields its port and the seconds until it was
+    ready."""
+    port = free_port()
+    arguments = ["serve", str(model), "--port", str(port), *chain.from_iterable(COMMON.items()), *options]
+    with server([*command, *arguments], port, log) as seconds:
+        yield port, seconds
 
 
 @contextmanager
