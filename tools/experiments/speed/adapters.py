@@ -29,10 +29,10 @@ from tools.experiments.other_servers.vllm.servers import PAGEWIRE, executable, s
 
 ADAPTERS = 8
 RANK = 16
-PROMPT, TOKENS = 64, 64
+PROMPT, TOKENS = 64, 48
 """Tokens of a prompt and of an answer."""
-LEAST = 4
-"""Least requests of a measurement, which has two per client."""
+LEAST = 2
+"""Least requests of a measurement, which has one per client."""
 WITHOUT, AGAIN, PLAIN, ONE, ALL = "without adapters", "the same again", "no row", "all rows one", f"{ADAPTERS} adapters"
 CASES: Mapping[str, tuple[bool, Sequence[str]]] = {
     WITHOUT: (False, ["m"]),
@@ -48,6 +48,7 @@ CASES: Mapping[str, tuple[bool, Sequence[str]]] = {
 class Cell:
     """The rates of one server with a number of clients."""
 
+    model: str
     server: str
     clients: int
     rates: dict[str, list[float]] = field(default_factory=dict)
@@ -83,11 +84,11 @@ def main(arguments: list[str]) -> int:
 
 def table(cells: Sequence[Cell]) -> list[str]:
     """Returns a line per server and number of clients, in Markdown."""
-    head = f"server, clients | tokens/s {WITHOUT} | {AGAIN} | beside adapters, {PLAIN} has one | {ONE} | {ALL}"
+    head = f"model, server, clients | tokens/s {WITHOUT} | {AGAIN} | beside adapters, {PLAIN} has one | {ONE} | {ALL}"
     return markdown(
         head,
         (
-            f"{cell.server}, {cell.clients} | {statistics.median(cell.rates[WITHOUT]):.1f} | "
+            f"{cell.model}, {cell.server}, {cell.clients} | {statistics.median(cell.rates[WITHOUT]):.1f} | "
             + " | ".join(cell.ratio(case) for case in (AGAIN, PLAIN, ONE, ALL))
             for cell in cells
         ),
@@ -118,7 +119,7 @@ def _measure(server: str, command: Sequence[str], folder: Path, options: argpars
     modules = [f"{path.name}={path}" for path in sorted(folder.glob("a?"))]
     limits = ["--max-loras", str(ADAPTERS), "--max-lora-rank", str(RANK)]
     adapters = ["--enable-lora", *limits, "--lora-modules", *modules]
-    cells = [Cell(server, clients) for clients in options.clients]
+    cells = [Cell(options.model, server, clients) for clients in options.clients]
     with ExitStack() as opened:
         ports = {
             has: opened.enter_context(serving(command, folder / "model", folder / f"{server}-{has}.log", arguments))[0]
@@ -128,7 +129,7 @@ def _measure(server: str, command: Sequence[str], folder: Path, options: argpars
             rate(ports[has], _bodies(models, ADAPTERS), ADAPTERS)
         for number, cell in shown([(number, cell) for number in range(options.rounds) for cell in cells], server):
             for name, (has, models) in list(CASES.items())[:: -1 if number % 2 else 1]:
-                bodies = _bodies(models, max(LEAST, 2 * cell.clients))
+                bodies = _bodies(models, max(LEAST, cell.clients))
                 cell.rates.setdefault(name, []).append(rate(ports[has], bodies, cell.clients))
     return cells
 

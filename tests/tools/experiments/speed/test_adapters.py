@@ -9,8 +9,8 @@ from tools.experiments.speed.adapters import AGAIN, ALL, CASES, ONE, PLAIN, WITH
 
 def test_ratios_are_of_the_same_round() -> None:
     rates = {WITHOUT: [100.0, 50.0], AGAIN: [100.0, 50.0], PLAIN: [99.0, 50.0], ONE: [90.0, 40.0], ALL: [80.0, 40.0]}
-    row = adapters.table([Cell("pagewire", 8, rates)])[-1]
-    assert row == "| pagewire, 8 | 75.0 | 1.00 | 0.99 (0.99–1.00) | 0.85 (0.80–0.90) | 0.80 |"
+    row = adapters.table([Cell("s135", "pagewire", 8, rates)])[-1]
+    assert row == "| s135, pagewire, 8 | 75.0 | 1.00 | 0.99 (0.99–1.00) | 0.85 (0.80–0.90) | 0.80 |"
 
 
 @pytest.mark.full
