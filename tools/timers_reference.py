@@ -146,8 +146,6 @@ KINDS = (
         "The request is refused with 503 and the reason before its client has heard that it is accepted, and may be "
         "sent again.",
         {
-            "pagewire/client/async_client.py": ("_REPLY_TIMEOUT",),
-            "pagewire/client/directory.py": ("_REPLY_TIMEOUT",),
             "pagewire/client/frames.py": ("CANCEL_TIMEOUT",),
             "pagewire/client/stream.py": ("RETRY_FOR", "ROOM_TIMEOUT", "RECONNECT_TIMEOUT"),
             "services/detokenizer/adopter.py": ("UNSTORED_AFTER", "LOOK_FOR"),

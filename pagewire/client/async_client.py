@@ -21,8 +21,6 @@ from pagewire.shared.errors import (
     InvalidRequest,
     ModelNotFound,
     NoResponders,
-    RequestTimeout,
-    Unavailable,
 )
 from pagewire.shared.messages.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ModelInfo, Result, SamplingParams
@@ -35,8 +33,6 @@ Prompt = str | Sequence[int | str | Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` for each turn; content is text, or a list of text parts."""
 
-_REPLY_TIMEOUT = 5.0
-"""Seconds within which a service must answer."""
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
 
@@ -322,17 +318,14 @@ class AsyncClient:
         return (await change_adapter(bus, directory, model, UnloadAdapterRequest(name))).digest
 
     async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
-        bus, directory, _ = self._connection()
+        _, directory, _ = self._connection()
         name = await directory.resolve(model)
-        subject = directory.subject(f"{verb}.{subjects.model_token(name)}")
         try:
-            reply = await bus.request(subject, msgspec.json.encode(request), timeout=_REPLY_TIMEOUT)
+            reply = await directory.ask(f"{verb}.{subjects.model_token(name)}", msgspec.json.encode(request))
         except NoResponders as error:
             if (base := await directory.base_of(name)) != name:  # detokenizers know no adapters
                 return await self._request(verb, base, request, kind)
             raise await directory.absence(name) from error
-        except RequestTimeout as error:
-            raise Unavailable(f"the tokenizer of {name} does not answer") from error
         if "Nats-Service-Error" in reply.headers:
             refusal = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
             raise await directory.absence(name) if isinstance(refusal, ModelNotFound) else refusal

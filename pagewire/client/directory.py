@@ -5,7 +5,7 @@ from contextlib import suppress
 import msgspec
 
 from pagewire.shared import subjects
-from pagewire.shared.bus import Bus
+from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -16,8 +16,10 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages.client import ModelInfo, ModelList
 
-_REPLY_TIMEOUT = 2.0
-"""Seconds within which a tokenizer must answer."""
+TIMEOUTS = (2.0, 5.0, 8.0)
+"""Seconds that a tokenizer has for an answer, in each attempt: one that ends loses the question, and one on a busy
+machine waits for a core."""
+_SILENCE = "no tokenizer answers: is the stack running? `pagewire status` shows it"
 _models = msgspec.json.Decoder(ModelList)
 
 
@@ -44,6 +46,18 @@ class Directory:
         """Returns the subject of a request, which depends on the tenant."""
         return subjects.for_tenant(request, self.tenant)
 
+    async def ask(self, request: str, body: bytes) -> Message:
+        """Returns the answer of a tokenizer to a question, which is sent again if none comes.
+
+        Raises:
+            NoResponders: no tokenizer takes it.
+            Unavailable: no tokenizer answers.
+        """
+        for timeout in TIMEOUTS:
+            with suppress(RequestTimeout):
+                return await self._bus.request(self.subject(request), body, timeout=timeout)
+        raise Unavailable(_SILENCE)
+
     async def models(self) -> list[ModelInfo]:
         """Returns the models that are served.
 
@@ -51,9 +65,9 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         try:
-            reply = await self._bus.request(self.subject(subjects.MODELS), b"{}", timeout=_REPLY_TIMEOUT)
-        except (NoResponders, RequestTimeout) as error:
-            raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
+            reply = await self.ask(subjects.MODELS, b"{}")
+        except NoResponders as error:
+            raise Unavailable(_SILENCE) from error
         models = _models.decode(reply.data).models
         roots = {info.own_name for info in models}
         self.served |= roots | {info.name for info in models}

@@ -1,0 +1,57 @@
+"""A tokenizer that does not answer in time, or ends with a question, is asked again."""
+
+import pytest
+
+from pagewire import AsyncClient
+from pagewire.client import directory
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import Unavailable
+from tests.support.responder import MODEL, Responder
+
+pytestmark = pytest.mark.anyio
+
+
+class Late(Responder):
+    """A tokenizer that does not answer the first `lost` questions."""
+
+    def __init__(self, bus: MemoryBus, lost: int) -> None:
+        super().__init__(bus)
+        self._lost = lost
+
+    def _models(self, message: Message) -> None:
+        if not self._loses():
+            super()._models(message)
+
+    def _tokenize(self, message: Message) -> None:
+        if not self._loses():
+            super()._tokenize(message)
+
+    def _loses(self) -> bool:
+        self._lost -= 1
+        return self._lost >= 0
+
+
+async def client_of(lost: int) -> AsyncClient:
+    broker = MemoryBroker()
+    await Late(MemoryBus(broker), lost).start()
+    return AsyncClient(bus=MemoryBus(broker, inbox_prefix="_INBOX"))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "TIMEOUTS", (0.01, 0.02, 60.0))
+
+
+async def test_models_come_from_a_tokenizer_that_was_late() -> None:
+    assert [info.name for info in await (await client_of(lost=2)).models()] == [MODEL]
+
+
+async def test_a_text_is_tokenized_by_a_tokenizer_that_was_late() -> None:
+    assert await (await client_of(lost=2)).tokenize("a text", model=MODEL) == [100, 101, 102]
+
+
+async def test_a_tokenizer_that_never_answers_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "TIMEOUTS", (0.01, 0.02))
+    with pytest.raises(Unavailable, match="no tokenizer answers"):
+        await (await client_of(lost=2)).models()
