@@ -97,7 +97,11 @@ class ClientHandlers:
             self._tasks.start(self._cancel_ended(message, target, delay))
 
     async def _cancel_ended(self, message: Message, target: "_Target", delay: float) -> None:
-        stream = await self._recall(target)
+        try:
+            stream = await self._recall(target)
+        except BusError as error:
+            _log.warning("record_not_read", request_id=target.request_id, reason=str(error))
+            return
         if stream is None:
             await asyncio.sleep(delay)
         self._answer_cancel(message, "unknown" if stream is None else "ended")
@@ -121,16 +125,20 @@ class ClientHandlers:
         stream = self._registry.find(target.request_id)
         if stream is not None and target.is_allowed(stream):
             self._resume(message, stream, request.start)
-        else:  # without an answer, the client asks again
+        else:
             self._tasks.start(self._resume_ended(message, target, request.start))
 
     async def _resume_ended(self, message: Message, target: "_Target", start: int) -> None:
-        stream = await self._recall(target)
+        try:
+            stream = await self._recall(target)
+        except BusError as error:  # without an answer, the client asks again
+            _log.warning("record_not_read", request_id=target.request_id, reason=str(error))
+            return
         if stream is not None:
             self._resume(message, stream, start)
         else:
-            error = InvalidRequest("no such request runs or ended lately: send the request again")
-            self._refuse_resume(message, error)
+            unknown = InvalidRequest("no such request runs or ended lately: send the request again")
+            self._refuse_resume(message, unknown)
 
     def _resume(self, message: Message, stream: Stream, start: int) -> None:
         self._streams.resume(stream, message.reply, encoding_of(message.headers), start)
@@ -141,12 +149,12 @@ class ClientHandlers:
         self._bus.publish(message.reply, b"")
 
     async def _recall(self, target: "_Target") -> Stream | None:
-        """Returns the stream in memory or from its record, if the client may have it."""
-        try:
-            stream = await self._registry.recall(target.request_id)
-        except BusError as error:
-            _log.warning("record_not_read", request_id=target.request_id, reason=str(error))
-            return None
+        """Returns the stream in memory or from its record, if the client may have it.
+
+        Raises:
+            BusError: the record cannot be read now.
+        """
+        stream = await self._registry.recall(target.request_id)
         return stream if stream is not None and target.is_allowed(stream) else None
 
     def _accepts(self, message: Message) -> bool:

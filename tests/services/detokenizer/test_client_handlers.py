@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from pagewire.shared import subjects
+from pagewire.shared.errors import RequestTimeout
 from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import DetokenizeReply
@@ -95,3 +96,24 @@ class TestNonsense:
             error = await reader.error()
             assert (error.code, error.request_id) == (400, "unknown")
             await until(lambda: reader.over)
+
+    async def test_a_request_whose_record_cannot_be_read_is_not_called_unknown(self, folder: Path) -> None:
+        """Its client asks again, and the record is there then."""
+        async with rig(folder) as world:
+            get_done, failures = world.broker.store.get_done, 2
+
+            async def fail(request_id: str) -> bytes | None:
+                nonlocal failures
+                failures -= 1
+                if failures >= 0:
+                    raise RequestTimeout("the store does not answer")
+                return await get_done(request_id)
+
+            world.broker.store.get_done = fail  # type: ignore[method-assign]
+            with pytest.raises(RequestTimeout):
+                await world.client.request(f"{subjects.CANCEL}.unknown", b"", timeout=0.1)
+            silent = await world.resume(f"{subjects.RESUME}.d1.unknown.{KEY}", 0)
+            await until(lambda: failures == 0)
+            reader = await world.resume(f"{subjects.RESUME}.d1.unknown.{KEY}", 0)
+            assert (await reader.error()).code == 400
+            assert silent.frames == []
