@@ -89,7 +89,7 @@ def repeat(
     call, kernels.threads = calls.take()
     match call:
         case Call.FORWARD:
-            if not isinstance(model, CompiledLM):
+            if not isinstance(model, CompiledLM):  # torch computes the products
                 torch.set_num_threads(kernels.threads)
             batch = calls.batch
             if adapters is not None:

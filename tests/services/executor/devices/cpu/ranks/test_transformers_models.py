@@ -1,6 +1,8 @@
 """Ranks whose layers `transformers` computes answer as one rank does, or are refused before a weight is read."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,12 +13,12 @@ import pytest
 from transformers import PretrainedConfig
 
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.protocol import Device
+from pagewire.services.executor.devices.protocol import Device, DeviceLost
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import load
 from tests.families.sweep import architecture_of, save
 from tests.families.tiny import VOCABULARY, tiny_config
-from tests.services.executor.devices.cpu.ranks.test_ranked_device import ENTRIES, add, sampled, step
+from tests.services.executor.devices.cpu.ranks.test_ranked_device import ENTRIES, add, run_steps, sampled, step
 
 FAMILIES = {"granite": 2, "cohere": 3, "starcoder2": 4}
 """Scales of its own, a parallel block, and biases behind the sums, each with another number of ranks."""
@@ -66,6 +68,16 @@ def test_ranks_answer_as_one_rank(family: str, ranks: int, tmp_path: Path) -> No
     for (ids, values), (same, close) in zip(reports, reported, strict=True):
         assert ids == same
         np.testing.assert_allclose(values, close, atol=1e-4)
+
+
+def test_a_lost_rank_ends_a_step(tmp_path: Path) -> None:
+    save(tiny_config("granite"), tmp_path)
+    with opened(tmp_path, ranks=2) as device:
+        add(device, 0)
+        step(device, (0, 0, text(1, 9), True))
+        os.kill(device._followers.processes[0], signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(DeviceLost):
+            run_steps(device)
 
 
 def refusal(folder: Path, config: PretrainedConfig, **flags: Any) -> str:
