@@ -68,9 +68,14 @@ Quantized weights are cut between groups. More ranks than there are units are re
 _MODELS = """
 ## Models
 
-The loader also cuts models that transformers builds, by their own `base_model_tp_plan`, and refuses by name those whose
-plan lacks attention or has other styles than columns and rows. Their embedding and output matrix stay whole. Executors
-do not serve their parts yet.
+On a CPU, models that transformers builds are cut by their own `base_model_tp_plan`: attention by heads, feed-forward
+layers by columns and rows, whose products are summed as those of other models. Transformers computes each part, also
+where one rank would have Pagewire's own layers. Embedding and output matrix are whole on every rank, and rank 0 alone
+computes the logits. Refused by name, before any weight is read, is a plan that lacks attention, has other styles than
+columns and rows, or whose part does not run on shapes alone. That leaves out mixtures of experts and latent attention.
+
+Tests (`tests/services/executor/models/transformers_backend/test_part.py`) compare 2, 3 and 4 ranks with one for
+Cohere, Granite, Nemotron, Phi and Starcoder 2.
 
 Tests (`tests/services/executor/models/test_part.py`) compare logits, to 1e-4 in float32, and greedy tokens of 2, 3 and
 4 ranks with those of one for all other families:

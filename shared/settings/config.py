@@ -121,8 +121,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1
-    """Ranks that share one model, processes with a part of the weights each: on cuda each has a GPU of its own. Not for
-    models that `transformers` computes."""
+    """Ranks that share one model, processes with a part of the weights each: on cuda each has a GPU of its own, and
+    models that `transformers` computes are refused."""
     enable_expert_parallel: bool = False
     """Give each rank whole experts of a mixture instead of a part of every expert."""
     enable_lora: bool = False

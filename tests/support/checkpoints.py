@@ -23,6 +23,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -147,6 +148,9 @@ CONFIGS: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "gpt-oss": lambda **common: GptOssConfig(
         **_GATED, **common, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "granite": lambda **common: GraniteConfig(
+        **_GATED, **common, embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.2
     ),
 }
 """Checkpoints of families that transformers builds, by name."""

@@ -112,6 +112,6 @@ def greedy(model: CausalLM, prompt: Sequence[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def without_collectives() -> Collectives:
+def without_collectives() -> ThreadCollectives:
     """Collectives of a rank that loads its weights and computes nothing."""
     return ThreadCollectives(Board(1), 0)

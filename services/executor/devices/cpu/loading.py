@@ -29,8 +29,8 @@ def load_part(
         ConfigurationError: the model cannot be loaded as configured.
     """
     native = is_native(config)
-    if not native and not shard.alone:
-        raise ConfigurationError("transformers computes this model, on one rank alone: set tensor-parallel-size to 1")
+    if settings.enable_lora and not native and not shard.alone:
+        raise ConfigurationError("transformers computes this model, without adapters: leave enable-lora out")
     emulated = settings.dtype == "auto" and not native and not multiplies_bf16(Path("/proc/cpuinfo"))
     packing = _packing(settings, kernels if native else None)
     random = settings.seed if settings.load_format == "dummy" else None

@@ -107,7 +107,7 @@ def load_decoder(
         _log.info("weights_dequantized", dtype=str(dtype))
     served = finish(model)
     if cut is not None and collectives is not None:
-        cut.sum_over(model, collectives)
+        cut.sum_over(served, collectives)
     return served
 
 
@@ -132,7 +132,16 @@ def _cut(config: PretrainedConfig, shard: Shard) -> TransformersCut:
             f"model_type {config.model_type} cannot be cut for {shard.size} ranks, because it needs data to be built: "
             "set tensor-parallel-size to 1"
         ) from error
-    return TransformersCut(model, spec.layers, attentions, shard, Units())
+    cut = TransformersCut(model, spec.layers, attentions, shard, Units())
+    cut.apply(model)
+    try:
+        part, _ = _probed(model)
+    except Exception as error:  # code of any family, which raises what it likes
+        reason = f"it does not compute with a part of its heads and features ({_first_line(error)})"
+        raise cut.refusal(reason) from error
+    if part.layers != cut.layers:
+        raise cut.refusal("its attention does not follow the heads of its projections")
+    return cut
 
 
 def _state(stored: _Tensors, cut: TransformersCut | None) -> dict[str, _Stored]:

@@ -1,5 +1,7 @@
 """A decoder of `transformers` as a model of this project."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
+from pagewire.services.executor.models.shard import Collectives
 from pagewire.services.executor.models.transformers_backend.attention import (
     EAGER,
     HANDLE,
@@ -53,6 +56,9 @@ class _Body(nn.Module):
 class TransformersLM(CausalLM):
     """A model that `transformers` has built and loaded, with Pagewire's attention in its layers."""
 
+    collectives: Collectives | None = None
+    """Sum the products of the modules whose inputs are cut; None: this is the whole model, or a part set apart."""
+
     def __init__(self, model: PreTrainedModel, spec: ModelSpec, attentions: list[nn.Module]) -> None:
         """`attentions` are the modules that attend, in the order of `spec.layers`."""
         super().__init__(spec, width=1, tied=True)
@@ -88,6 +94,15 @@ class TransformersLM(CausalLM):
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
         logits: Tensor = self._head[0](input_ids=ids, use_cache=False).logits[0]
         return logits.float() if out is None else out.copy_(logits)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the context, a rank's part is a model of its own, which sums nothing and waits for no other rank."""
+        collectives, self.collectives = self.collectives, None
+        try:
+            yield
+        finally:
+            self.collectives = collectives
 
     def eager_logits(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state.

@@ -5,7 +5,7 @@ Matrices of attention and feed-forward layers are cut; the embedding and the out
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.heads import HeadCut, cut_heads
 from pagewire.services.executor.models.shard import Collectives, Shard, Slices, Units, cut_inner
+from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.shared.errors import ConfigurationError
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
@@ -25,6 +26,7 @@ class TransformersCut:
 
     Attributes:
         slices: the indices of each parameter that the rank has; it has the others whole.
+        layers: the attention of each layer, with the heads that the rank has.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class TransformersCut:
         self._heads = {
             paths[module]: cut_heads(layer, shard, units) for module, layer in zip(attentions, layers, strict=True)
         }
+        self.layers = tuple(heads.attention for heads in self._heads.values())
         self._modules: dict[str, dict[int, tuple[range, ...]]] = {}
         self._summed: list[str] = []
         plan = _plan(model)
@@ -54,14 +57,16 @@ class TransformersCut:
             if style is None or style in _WHOLE:
                 continue
             if style not in (_COLUMNS, _ROWS) or not isinstance(module, nn.Linear):
-                self._refuse(f"its plan for tensor parallelism has {path} as {style}")
+                raise self.refusal(f"its plan for tensor parallelism has {path} as {style}")
             features = module.out_features if style == _COLUMNS else module.in_features
             self._modules[path] = {0 if style == _COLUMNS else 1: (self._kept(path, style, features),)}
             if style == _ROWS:
                 self._summed.append(path)
         above = {path.rpartition(".")[0] for path in self._summed}
         if lacking := self._heads.keys() - above:
-            self._refuse(f"its plan for tensor parallelism lacks the attention {min(lacking)}")
+            raise self.refusal(f"its plan for tensor parallelism lacks the attention {min(lacking)}")
+        for path, heads in self._heads.items():
+            self._check_others(path, model.get_submodule(path), heads.whole)
         self.slices: Mapping[str, Slices] = {
             f"{path}.{kind}": slices if kind == "weight" else {0: slices[0]}
             for path, slices in self._modules.items()
@@ -86,14 +91,15 @@ class TransformersCut:
             attention: Any = model.get_submodule(path)
             attention.num_key_value_groups = heads.attention.group
 
-    def sum_over(self, model: PreTrainedModel, collectives: Collectives) -> None:
+    def sum_over(self, part: TransformersLM, collectives: Collectives) -> None:
         """Has the modules whose inputs are cut return the sums of all ranks."""
 
         def total(_module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
-            return collectives.all_reduce(out.contiguous())
+            return out if part.collectives is None else part.collectives.all_reduce(out.contiguous())
 
+        part.collectives = collectives
         for path in self._summed:
-            model.get_submodule(path).register_forward_hook(total)
+            part.model.get_submodule(path).register_forward_hook(total)
 
     def absent(self, parameter: str) -> bool:
         """Returns whether a parameter is on another rank alone: a bias behind a sum."""
@@ -108,7 +114,7 @@ class TransformersCut:
             return cut_inner(features, self._shard, self._units)
         part, whole = self._of_heads(heads, name if style == _COLUMNS else "o_proj")
         if features != whole:
-            self._refuse(f"{path} has {features} features for {whole} of its heads")
+            raise self.refusal(f"{path} has {features} features for {whole} of its heads")
         return part
 
     def _of_heads(self, heads: HeadCut, name: str) -> tuple[range, int]:
@@ -121,11 +127,21 @@ class TransformersCut:
             "o_proj": lambda: (heads.output_features, whole.heads * whole.value_head_size),
         }
         if name not in parts:
-            self._refuse(f"its attention has a projection {name}")
+            raise self.refusal(f"its attention has a projection {name}")
         return parts[name]()
 
-    def _refuse(self, reason: str) -> NoReturn:
-        raise ConfigurationError(
+    def _check_others(self, path: str, attention: nn.Module, whole: Attention) -> None:
+        """Refuses parameters of attention, beside those that are cut, that are not the same for all heads."""
+        for name, parameter in attention.named_parameters():
+            module, _, _ = name.rpartition(".")
+            if f"{path}.{module}" in self._modules:
+                continue
+            if "." in module or tuple(parameter.shape) not in ((whole.head_size,), (whole.value_head_size,)):
+                raise self.refusal(f"its plan for tensor parallelism does not say how {path}.{name} is cut")
+
+    def refusal(self, reason: str) -> ConfigurationError:
+        """Returns the error of a model that cannot be cut, which names its family."""
+        return ConfigurationError(
             f"model_type {self._name} cannot be cut for {self._shard.size} ranks, because {reason}: set "
             "tensor-parallel-size to 1"
         )

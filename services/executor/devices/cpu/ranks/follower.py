@@ -23,6 +23,8 @@ from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
 from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Sizes, Start, fingerprint_of
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.registry import is_native
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import max_model_len, read_config
 from pagewire.shared.process.linux_process import use_batch_scheduling
@@ -46,10 +48,12 @@ def follow(line: Line, start: Start) -> None:
         line.send(Loaded(refusal=str(error)))
         return
     spec, cached, (_, width), dtype = part.spec, cache_dtype(settings, part), part.embedding.shape, part.embedding.dtype
-    targets = served_targets(part, config) if settings.enable_lora else None
-    model = CompiledLM(part, kernels, max_model_len(settings, config))
+    model, own = part, None
+    if is_native(config):
+        targets = served_targets(part, config) if settings.enable_lora else None
+        model = compiled = CompiledLM(part, kernels, max_model_len(settings, config))
+        own = None if targets is None else CpuAdapters(kernels, targets, compiled.numbers, dtype)
     del part
-    own = None if targets is None else CpuAdapters(kernels, targets, model.numbers, dtype)
     line.send(Loaded(fingerprint_of(settings, folder)))
 
     capacity = line.receive(Sizes).capacity
@@ -72,7 +76,7 @@ def repeat(
     calls: SharedCalls,
     collectives: SharedMemoryCollectives,
     kernels: CpuKernels,
-    model: CompiledLM,
+    model: CausalLM,
     backend: CompiledBackend,
     slots: CpuSlots,
     adapters: FollowingAdapters | None,
@@ -85,6 +89,8 @@ def repeat(
     call, kernels.threads = calls.take()
     match call:
         case Call.FORWARD:
+            if not isinstance(model, CompiledLM):  # torch computes the products
+                torch.set_num_threads(kernels.threads)
             batch = calls.batch
             if adapters is not None:
                 adapters.prepare(batch.slots, calls.adapters)

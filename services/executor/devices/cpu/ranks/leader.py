@@ -62,6 +62,8 @@ class LeadingLM(CausalLM):
 
     @override
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        if self.model.vocabulary is None:  # this rank has the whole output matrix
+            return self.model.logits(hidden, out)
         parts = []
         try:
             for rows in torch.split(hidden, self._calls.rows):
@@ -74,6 +76,8 @@ class LeadingLM(CausalLM):
 
     @override
     def argmax(self, hidden: Tensor) -> Int64 | None:
+        if self.model.vocabulary is None:
+            return self.model.argmax(hidden)
         parts = []
         try:
             for rows in torch.split(hidden, self._calls.rows):
