@@ -221,10 +221,10 @@ class SlotTable:
         return counts
 
     def _end_drafts(self, slots: Int64) -> None:
-        """Ends the drafts for the sequences of these slots, which leave them."""
+        """Ends the drafts for the sequences of these slots, which leave them. Tokens of steps in flight are unknown."""
         if self._speculator is not None:
-            for slot in slots.tolist():
-                self._speculator.end(slot, self._tokens[slot, : self._known[slot]].copy())
+            for slot, end in zip(slots.tolist(), (self._known[slots] - self._in_flight).tolist(), strict=True):
+                self._speculator.end(slot, self._tokens[slot, : max(end, 0)].copy())
 
     def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
         """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
@@ -257,9 +257,8 @@ class SlotTable:
         `counts` [R] is the number of tokens of each row; None: `tokens` has one entry per row, which those that are
         `forced` follow.
 
-        Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
-        of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
-        the slot's next sequence.
+        Steps are recorded in order of launch. A row launched after its sequence had ended is dead and left out of the
+        columns. The row of a sequence removed meanwhile is in them, but does not change the slot's next sequence.
         """
         self._in_flight -= 1
         if counts is not None:
@@ -276,6 +275,7 @@ class SlotTable:
             stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
+            self._known[slots[here & stops]] = batch.ends[here & stops] + 1
             self._changes += 1
         written = here & batch.samples
         if np.count_nonzero(written) == len(slots):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from pagewire.services.executor.devices.protocol import Int64
 from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.steps.in_flight_step import InFlightStep
@@ -30,6 +31,29 @@ def drafting(
     for each in added:
         speculator.begin(each.slot, NewSequence(record(), each.prompt_tokens), unpack(each.sampling.stop_ids), None)
     return table
+
+
+class Keeping(Scripted):
+    """Drafts nothing, and keeps the texts of the sequences that have ended."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _text, _most: [])
+        self.texts: list[list[int]] = []
+
+    def end(self, slot: int, text: Int64) -> None:
+        self.texts.append(text.tolist())
+
+
+def keeping(added: AddSlot) -> tuple[SlotTable, Keeping]:
+    """A table in whose only slot another sequence has left tokens."""
+    drafter = Keeping()
+    speculator = Speculator(drafter, 8, DRAFTING)
+    table = SlotTable(DRAFTING, speculator)
+    for number, each in enumerate((add(0, 9, range(20, 40), [0, 1, 2, 3, 4, 5, 6]), added)):
+        table.apply(plan(1 + number, each, removed=[0] if number else ()))
+        speculator.begin(0, NewSequence(record(), each.prompt_tokens), unpack(each.sampling.stop_ids), None)
+    drafter.texts.clear()
+    return table, drafter
 
 
 def launched(table: SlotTable) -> InFlightStep:
@@ -130,3 +154,20 @@ def test_forced_tokens_that_agree_with_drafts_are_computed() -> None:
     assert unpack(columns.tokens) == [7, 8, 20, 21]
     following = launched(table).batch
     assert (following.num_computed_tokens.tolist(), following.token_ids[:2].tolist()) == ([3], [20, 21])
+
+
+def test_what_steps_in_flight_sample_is_no_text_of_a_sequence_that_is_removed() -> None:
+    table, drafter = keeping(add(0, 1, [3], [0, 1, 2]))
+    table.record(launched(table), np.array([7]))
+    launched(table), launched(table)
+    table.apply(plan(3, removed=[0]))
+    assert drafter.texts == [[3, 7]]
+
+
+def test_a_text_ends_at_its_stop_id_although_another_step_was_launched() -> None:
+    table, drafter = keeping(add(0, 1, [3], [0, 1, 2], picks=sampling(1, max_tokens=20, stop_ids=[8])))
+    first, dead = launched(table), launched(table)
+    table.record(first, np.array([8]))
+    table.record(dead, np.array([55]))
+    table.apply(plan(3, removed=[0]))
+    assert drafter.texts == [[3, 8]]
