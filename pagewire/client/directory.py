@@ -24,7 +24,7 @@ _models = msgspec.json.Decoder(ModelList)
 
 
 class Directory:
-    """Asks the tokenizers which models they serve, and remembers the default model."""
+    """Asks the tokenizers which models they serve, and remembers the only one."""
 
     def __init__(self, bus: Bus, default: str = "", tenant: str = "") -> None:
         self.tenant = tenant
@@ -35,6 +35,8 @@ class Directory:
         """Models for which adapters can be loaded: without responders, their executors may be restarting."""
         self._bus = bus
         self._default = default
+        self._only = ""
+        """The only model that was served at the last look; empty: there were several, or none has been taken."""
 
     def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
         """Returns the directory of a tenant, whose requests go over `bus`. It shares both sets of models."""
@@ -72,8 +74,7 @@ class Directory:
         roots = {info.own_name for info in models}
         self.served |= roots | {info.name for info in models}
         self.adapted |= {info.name for info in models if info.adaptable}
-        if len(roots) == 1:
-            self._default = self._default or roots.pop()
+        self._only = roots.pop() if len(roots) == 1 else ""
         return models
 
     async def resolve(self, model: str) -> str:
@@ -83,11 +84,11 @@ class Directory:
             InvalidRequest: no model is named and several are served.
             Unavailable: no tokenizer answers.
         """
-        if not (model or self._default):
+        if not (model or self._default or self._only):
             names = dict.fromkeys(info.own_name for info in await self.models())
-            if not self._default:
+            if not self._only:
                 raise InvalidRequest(f"name a model: this stack serves {', '.join(names)}")
-        return model or self._default
+        return model or self._default or self._only
 
     async def base_of(self, model: str) -> str:
         """Returns the own name of a model, or of the one that an adapter changes; a name that is not served stays."""

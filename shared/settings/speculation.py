@@ -23,6 +23,17 @@ NGRAM_LENGTH = 5
 """Tokens that method ngram compares where neither bound is set, as in vLLM."""
 MAX_TOKENS = 64
 """Tokens of a draft that can be set at most."""
+_KEYS = {
+    "draft_model": ("model", "quantization", "max_model_len", "draft_tensor_parallel_size"),
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "suffix": (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+        "suffix_decoding_max_cached_requests",
+    ),
+}
+"""Keys that only one method has."""
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +57,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """ngram: tokens that must agree, at least; by default `prompt_lookup_max`, or 5."""
     suffix_decoding_max_tree_depth: Positive = 24
     """suffix: tokens at the end of the text that are compared, at most."""
-    suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(gt=0, le=MAX_TOKENS)] = 1.0
     """suffix: tokens of a draft per token that agrees, at most."""
     suffix_decoding_min_token_prob: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     """suffix: share of the earlier places below which a draft ends."""
@@ -76,7 +87,7 @@ def speculation(settings: Settings) -> SpeculativeConfig | None:
     if method and spec_type not in ("auto", method):
         raise ConfigurationError(f"spec-type is {spec_type}, and speculative-config says {method}: set one of them")
     if not method:
-        method = spec_type if spec_type != "auto" else _default(settings, config)
+        method = spec_type if spec_type != "auto" else _default(config)
     if method in PLANNED:
         raise ConfigurationError(
             f"speculation by {method} is not supported yet: set spec-type to suffix, ngram or draft_model"
@@ -92,6 +103,11 @@ def speculation(settings: Settings) -> SpeculativeConfig | None:
         raise ConfigurationError(
             "spec-type draft_model needs the key model of speculative-config, and no other method has it: set both"
         )
+    for key, owner in _set_keys(config).items():
+        if owner != method:
+            raise ConfigurationError(
+                f"speculative-config has {key}, a key of method {owner}, not of {method}: remove it"
+            )
     least, most = config.lookup
     if least > most:
         raise ConfigurationError(f"prompt_lookup_min is {least}, more than prompt_lookup_max, {most}")
@@ -126,13 +142,18 @@ def with_draft_model(settings: Settings, model: str) -> Settings:
     return msgspec.structs.replace(settings, speculative_config=msgspec.json.encode(config).decode())
 
 
-def _default(settings: Settings, config: SpeculativeConfig) -> str:
-    """Returns the method where none is named: that of the keys that are set, else the device's."""
-    if config.model:
-        return "draft_model"
-    if config.prompt_lookup_max or config.prompt_lookup_min:
-        return "ngram"
-    return "suffix" if config != SpeculativeConfig() else "none"
+def _default(config: SpeculativeConfig) -> str:
+    """Returns the method where none is named: the first one of which a key is set; suffix for the number of tokens."""
+    unnamed = "none" if config.num_speculative_tokens is None else "suffix"
+    return next(iter(_set_keys(config).values()), unnamed)
+
+
+def _set_keys(config: SpeculativeConfig) -> dict[str, str]:
+    """Returns the methods of the keys that are set to another value than their default."""
+    default = SpeculativeConfig()
+    return {
+        key: method for method, keys in _KEYS.items() for key in keys if getattr(config, key) != getattr(default, key)
+    }
 
 
 def _parsed(text: str) -> SpeculativeConfig:

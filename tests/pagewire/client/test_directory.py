@@ -1,12 +1,15 @@
-"""A tokenizer that does not answer in time, or ends with a question, is asked again."""
+"""A tokenizer that does not answer in time, or ends with a question, is asked again; and the default model is current."""
 
 import pytest
 
 from pagewire import AsyncClient
 from pagewire.client import directory
+from pagewire.client.directory import Directory
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import Unavailable
+from pagewire.shared.errors import InvalidRequest, Unavailable
+from pagewire.shared.messages.client import ModelInfo
 from tests.support.responder import MODEL, Responder
 
 pytestmark = pytest.mark.anyio
@@ -55,3 +58,17 @@ async def test_a_tokenizer_that_never_answers_is_unavailable(monkeypatch: pytest
     monkeypatch.setattr(directory, "TIMEOUTS", (0.01, 0.02))
     with pytest.raises(Unavailable, match="no tokenizer answers"):
         await (await client_of(lost=2)).models()
+
+
+async def test_a_request_without_a_model_is_for_the_only_one_that_is_served_now() -> None:
+    broker = MemoryBroker()
+    tokenizer = await Late(MemoryBus(broker), lost=0).start()
+    served = Directory(MemoryBus(broker, inbox_prefix="_INBOX"))
+    assert await served.resolve("") == MODEL
+    tokenizer.models = [ModelInfo("other", f"{subjects.GENERATE}.other", 64, "r1")]
+    await served.models()
+    assert await served.resolve("") == "other"
+    tokenizer.models.append(ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1"))
+    await served.models()
+    with pytest.raises(InvalidRequest, match=f"name a model: this stack serves other, {MODEL}"):
+        await served.resolve("")

@@ -49,6 +49,15 @@ def test_the_method_is_the_one_that_is_named(config: str, spec_type: str, expect
         ('{"suffix_decoding_max_cached_requests": -1}', "auto", "suffix_decoding_max_cached_requests"),
         ('{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}', "auto", "prompt_lookup_min"),
         ("ngram", "auto", "speculative-config"),
+        ('{"method": "suffix", "prompt_lookup_max": 3}', "auto", "prompt_lookup_max, a key of method ngram"),
+        (
+            '{"prompt_lookup_max": 3, "suffix_decoding_max_tree_depth": 8}',
+            "auto",
+            "suffix_decoding_max_tree_depth, a key",
+        ),
+        ('{"quantization": "int8"}', "auto", "needs the key model"),
+        ('{"max_model_len": 4096}', "suffix", "max_model_len, a key of method draft_model"),
+        ('{"suffix_decoding_max_spec_factor": 1e308}', "auto", "suffix_decoding_max_spec_factor"),
     ],
 )
 def test_an_impossible_configuration_is_refused_by_name(config: str, spec_type: str, reason: str) -> None:
