@@ -1,4 +1,4 @@
-"""A tokenizer that does not answer in time, or ends with a question, is asked again; and the default model is current."""
+"""A tokenizer that is late, or ends with a question, is asked again; and the default model is current."""
 
 import pytest
 
