@@ -56,7 +56,8 @@ class OpenStream(Wire, frozen=True):
     joins: bool = False
     """Whether the stream is opened only if the detokenizer knows the request: the server takes no new ones now."""
     secret: bytes = b""
-    """Last token of the subjects that cancel and resume the stream: 128 random bits that only its client learns."""
+    """Last token of the subjects that cancel and resume the stream: 128 bits that follow from the request and its id,
+    and that only its clients learn."""
     logprobs: bool = False
     """Whether log-probabilities of tokens are reported."""
     prompt_logprobs: bool = False

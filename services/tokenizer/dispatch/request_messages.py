@@ -1,7 +1,7 @@
 """The messages that dispatch an encoded request: one to its detokenizer, one to the work queue."""
 
+import hashlib
 import math
-import secrets
 
 import msgspec
 
@@ -16,7 +16,7 @@ from pagewire.shared.messages.work import WorkItem
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
 SECRET_BYTES = 16
-"""Random bytes at the end of the subjects that cancel and resume a stream."""
+"""Bytes of the secret at the end of the subjects that cancel and resume a stream."""
 
 
 class RequestMessages(msgspec.Struct, frozen=True):
@@ -33,19 +33,33 @@ class RequestMessages(msgspec.Struct, frozen=True):
 def request_messages(encoded: EncodedRequest, now: float, seconds_left: float, headers: Headers) -> RequestMessages:
     """Returns the messages of a request whose deadline is in `seconds_left` seconds. `now` is the broker's time."""
     deadline = now + seconds_left
-    opening = open_stream(encoded, deadline, math.ceil(seconds_left * 1000), secrets.token_bytes(SECRET_BYTES))
+    opening = open_stream(encoded, deadline, math.ceil(seconds_left * 1000))
     return RequestMessages(opening, work_item(encoded, deadline), headers)
 
 
-def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secret: bytes) -> OpenStream:
+def secret_of(request_id: str, digest: bytes) -> bytes:
+    """Returns the secret of a request's stream, which is the same whenever and wherever it is opened.
+
+    While detokenizers take over from each other, two may have a stream of a request that its client has sent again:
+    each takes the subjects that the other one has told. Who could compute the secret could join the stream as well, by
+    sending the request itself.
+
+    >>> secret_of("r1", b"digest").hex()
+    'f685941dc693195115b6043759660c0a'
+    """
+    return hashlib.sha256(b"stream\0" + request_id.encode() + b"\0" + digest).digest()[:SECRET_BYTES]
+
+
+def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int) -> OpenStream:
     """Returns the message to the detokenizer. `deadline`, by the broker's clock, is in `timeout_ms`."""
     checked, request = encoded.checked, encoded.checked.request
     params = request.sampling
     tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
     sequences = sampling_checks.num_sequences(params)
     ranks = sequences > params.n
+    request_id = subjects.owned(checked.tenant, checked.request_id)
     return OpenStream(
-        request_id=subjects.owned(checked.tenant, checked.request_id),
+        request_id=request_id,
         digest=encoded.digest,
         reply=checked.reply,
         encoding=checked.encoding,
@@ -62,7 +76,7 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int, secre
         fresh=checked.fresh,
         batch_inbox=checked.batch_inbox,
         deadline=deadline,
-        secret=secret,
+        secret=secret_of(request_id, encoded.digest),
         logprobs=params.logprobs is not None or ranks,
         prompt_logprobs=params.prompt_logprobs is not None,
         chat_format=encoded.chat_format,

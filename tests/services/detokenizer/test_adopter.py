@@ -402,6 +402,18 @@ class TestTwoOwners:
             assert await one.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "cancelled"
             await resumed.end()
 
+    async def test_a_request_that_is_sent_again_is_answered_beside_its_first_owner(self, folder: Path) -> None:
+        """The first owner, which is being replaced, still has the stream that its scheduler has attached."""
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            await one.open()
+            await one.attach()
+            again = await two.open()
+            resumed = await two.resume(again.accepted.resume, 0)
+            one.generate(HELLO, Finish.LENGTH)
+            await resumed.end()
+            assert [delta.start for delta in resumed.deltas] == list(range(len(HELLO)))
+
     async def test_a_detokenizer_that_was_frozen_sends_nothing_and_ends(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

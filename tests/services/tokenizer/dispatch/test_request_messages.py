@@ -1,7 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.dispatch.request_messages import PROMPT_TAIL, open_stream, work_item
+from pagewire.services.tokenizer.dispatch.request_messages import (
+    PROMPT_TAIL,
+    open_stream,
+    request_messages,
+    secret_of,
+    work_item,
+)
 from pagewire.services.tokenizer.request_checker import CheckedRequest
 from pagewire.services.tokenizer.request_encoder import EncodedRequest
 from pagewire.services.tokenizer.validation.request_checks import TokenPrompts
@@ -40,7 +46,7 @@ def test_the_opening_has_every_field_that_the_detokenizer_needs() -> None:
         min_tokens=3,
     )
     request = GenerateRequest(prompt=[[1, 2], [3]], stream=True, sampling=params)
-    opening = open_stream(encoded(request, [[1, 2], [3]]), DEADLINE, timeout_ms=500, secret=b"secret")
+    opening = open_stream(encoded(request, [[1, 2], [3]]), DEADLINE, timeout_ms=500)
     assert opening == OpenStream(
         request_id="r1",
         digest=b"digest",
@@ -59,7 +65,7 @@ def test_the_opening_has_every_field_that_the_detokenizer_needs() -> None:
         fresh=True,
         batch_inbox="_INBOX.b",
         deadline=DEADLINE,
-        secret=b"secret",
+        secret=secret_of("r1", b"digest"),
     )
     assert Decoder(OpenStream).decode(encode(opening)) == opening
 
@@ -67,7 +73,7 @@ def test_the_opening_has_every_field_that_the_detokenizer_needs() -> None:
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=100), min_size=1, max_size=4))
 def test_an_opening_has_the_tails_of_prompts_and_a_work_item_all_of_them(prompts: list[list[int]]) -> None:
     request = GenerateRequest(prompt=prompts, priority=-3, user="ann", cache_salt="s")
-    opening = open_stream(encoded(request, prompts), DEADLINE, timeout_ms=1, secret=b"")
+    opening = open_stream(encoded(request, prompts), DEADLINE, timeout_ms=1)
     work = work_item(encoded(request, prompts), DEADLINE)
     assert [unpack(tail) for tail in opening.prompts] == [ids[-PROMPT_TAIL:] for ids in prompts]
     assert unpack(opening.prompt_lengths) == list(map(len, prompts))
@@ -76,3 +82,16 @@ def test_an_opening_has_the_tails_of_prompts_and_a_work_item_all_of_them(prompts
     assert (work.user, work.cache_salt) == ("ann", "s")
     assert work.sampling == SAMPLING
     assert Decoder(WorkItem).decode(encode(work)) == work
+
+
+def test_a_secret_belongs_to_a_request_and_its_id() -> None:
+    secrets = [secret_of(request_id, digest) for request_id in ("r1", "r2") for digest in (b"one", b"other")]
+    assert len({*secrets}) == 4
+    assert secrets[0] == secret_of("r1", b"one")
+
+
+def test_a_request_that_is_sent_again_has_the_same_secret() -> None:
+    """Another detokenizer may have its stream, and answers its client too."""
+    request = encoded(GenerateRequest(prompt=[[1, 2]]), [[1, 2]])
+    first, again = (request_messages(request, now, 60.0, {}).opening for now in (1.0, 31.0))
+    assert first.secret == again.secret
