@@ -40,6 +40,8 @@ PAGES = (
     DOCS / "cpu.md",
     DOCS / "gpu.md",
     DOCS / "speculation.md",
+    DOCS / "adapters.md",
+    DOCS / "parallel.md",
 )
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
@@ -259,6 +261,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "sim": _sourced("sim.json", _sim),
     "structured": _sourced("structured*.json", _structured),
     "chaos": _sourced("chaos*.json", _chaos),
+    "rank-faults": _sourced("rank-faults.json", lambda: chaos.table_of(_runs("rank-faults.json")[0])),
     "long-queue": _sourced("long-queue*.json", lambda: long_queue.table(_runs("long-queue*.json"))),
     "store-changes": _sourced("store-changes.json", lambda: store_changes.table(_runs("store-changes.json"))),
     "rolling-change": _sourced("rolling-change*.json", lambda: rolling_change.table(_runs("rolling-change*.json"))),
