@@ -28,7 +28,7 @@ from tools.experiments.simulated_devices import (
     simulated_drafts,
 )
 from tools.experiments.simulated_devices.virtual_time.figures import mean
-from tools.experiments.speed import adapters, features, idle, lease
+from tools.experiments.speed import features, idle, lease
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
@@ -40,7 +40,6 @@ PAGES = (
     DOCS / "cpu.md",
     DOCS / "gpu.md",
     DOCS / "speculation.md",
-    DOCS / "adapters.md",
     DOCS / "parallel.md",
 )
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
@@ -242,7 +241,6 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "packed-experts": _sourced("packed-experts.json", lambda: chat.table(_read(chat.Round, "packed-experts.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "features": _sourced("features.json", _features),
-    "adapters": _sourced("adapters-*.json", lambda: adapters.table(_read(adapters.Cell, "adapters-*.json"))),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
     "drafted-schemas": _sourced("drafted-schemas*.json", _drafted_schemas),
     "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),

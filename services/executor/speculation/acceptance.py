@@ -15,7 +15,8 @@ MEMORY = 24.0
 SHARED_MEMORY = 256.0
 """Tokens after which the earlier ones of all requests count half as much."""
 FADING = 0.995
-"""Factor of what is known of a request after a draft that was not worth a position: so it is tried again later."""
+"""Factor of the accepted and examined tokens of a class, of the slot and of all requests, when no token of its draft is
+verified: its rate returns to the prior, so that it is tried again later."""
 
 
 def class_of(match_length: int) -> int:
@@ -35,16 +36,16 @@ class _Rates:
         self.accepted = [0.0] * CLASSES
         self.examined = [0.0] * CLASSES
 
-    def add(self, kind: int, accepted: float) -> None:
-        self.accepted[kind] = self.accepted[kind] * self._kept + accepted
-        self.examined[kind] = self.examined[kind] * self._kept + 1
+    def add(self, match_class: int, accepted: float) -> None:
+        self.accepted[match_class] = self.accepted[match_class] * self._kept + accepted
+        self.examined[match_class] = self.examined[match_class] * self._kept + 1
 
-    def fade(self, kind: int) -> None:
-        self.accepted[kind] *= FADING
-        self.examined[kind] *= FADING
+    def fade(self, match_class: int) -> None:
+        self.accepted[match_class] *= FADING
+        self.examined[match_class] *= FADING
 
-    def rate(self, kind: int, prior: float, weight: float) -> float:
-        return (self.accepted[kind] + weight * prior) / (self.examined[kind] + weight)
+    def rate(self, match_class: int, prior: float, weight: float) -> float:
+        return (self.accepted[match_class] + weight * prior) / (self.examined[match_class] + weight)
 
 
 class Acceptance:
@@ -66,11 +67,11 @@ class Acceptance:
         """Returns the chance of each drafted token that it and all before it are accepted; it never grows."""
         if not shares:
             return []
-        survival, survivals, known, rate = 1.0, [], -1, 0.0
+        survival, survivals, last_class, rate = 1.0, [], -1, 0.0
         for index, share in enumerate(shares):
-            kind = class_of(match_length + index)
-            if kind != known:
-                known, rate = kind, self._rate(slot, kind)
+            match_class = class_of(match_length + index)
+            if match_class != last_class:
+                last_class, rate = match_class, self._rate(slot, match_class)
             survival *= rate * share
             survivals.append(survival)
         return survivals
@@ -79,14 +80,16 @@ class Acceptance:
         """Learns that `accepted` of the `drafted` tokens were right. Tokens behind a wrong one say nothing."""
         own, shared = self._slots[slot], self._shared
         for index in range(min(accepted + 1, drafted)):
-            kind = class_of(match_length + index)
-            own.add(kind, index < accepted)
-            shared.add(kind, index < accepted)
+            match_class = class_of(match_length + index)
+            own.add(match_class, index < accepted)
+            shared.add(match_class, index < accepted)
 
     def fade(self, slot: int, match_length: int) -> None:
         """Lets an estimate that nothing tests return to the prior."""
         self._slots[slot].fade(class_of(match_length))
         self._shared.fade(class_of(match_length))
 
-    def _rate(self, slot: int, kind: int) -> float:
-        return self._slots[slot].rate(kind, self._shared.rate(kind, PRIOR[kind], PRIOR_WEIGHT), WEIGHT)
+    def _rate(self, slot: int, match_class: int) -> float:
+        return self._slots[slot].rate(
+            match_class, self._shared.rate(match_class, PRIOR[match_class], PRIOR_WEIGHT), WEIGHT
+        )

@@ -1,4 +1,4 @@
-"""Chooses how many drafted tokens a step verifies: those that make the most tokens per second likely."""
+"""Chooses the number of drafted tokens of each row that maximises the expected tokens per second."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A smaller model as a drafter: it says what it would say next, one token after the other."""
+"""Drafts tokens by sampling from a smaller model, one after the other."""
 
 import time
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from pagewire.shared.sampling_parameters import PARAMETERS, Record, record
 MATCH_LENGTH = 32
 """`Draft.match_length` of every draft: all its tokens are of one class, whose rate is learnt."""
 FILTERS = (*(parameter.name for parameter in PARAMETERS if not parameter.penalty), "key")
-"""Columns of a sequence's record with which its drafts are sampled. With the random numbers of the sequence itself, a
-model that is sure of the same tokens draws the same."""
+"""Columns of a sequence's record with which its drafts are sampled. With the random numbers of the sequence itself,
+both models sample the same token where both give it a high probability."""
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class _Sequence:
     computed: int = 0
     """Positions whose keys and values are there."""
     drafted: list[int] = field(default_factory=list)
-    """Tokens of the last of these positions, which were drafted."""
+    """Drafted tokens whose positions are computed: the last ones of `computed`."""
 
     def rewind(self, text: Int64) -> None:
-        """Forgets the positions of drafted tokens from the first that is not that of the `text` [N]."""
+        """Discards computed positions from the first drafted token on that differs from `text` [N]."""
         begin = self.computed - len(self.drafted)
         right = 0
         for token, drafted in zip(text[begin:].tolist(), self.drafted, strict=False):
@@ -85,9 +85,9 @@ class DraftModel(Drafter):
         self._free += blocks
 
     @override
-    def seconds(self, rows: int, most: int) -> Float64:
+    def seconds(self, rows: int, max_tokens: int) -> Float64:
         step = self._cost.seconds(rows, 0)[0] if self._cost.observed else 0.0
-        return np.arange(most + 1.0) * step
+        return np.arange(max_tokens + 1.0) * step
 
     @override
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:

@@ -1,4 +1,4 @@
-"""The interface between the speculator and what guesses the next tokens of texts."""
+"""The interface between the speculator and its drafters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -56,9 +56,9 @@ class Drafter(Protocol):
         """Drafts no more for the sequence in a slot, whose tokens are now `text` [N]."""
         return
 
-    def seconds(self, rows: int, most: int) -> Float64 | None:
-        """Returns the time that drafts of no token, one, and so on up to `most` take for so many rows [most + 1]; None,
-        as by default: none that counts."""
+    def seconds(self, rows: int, max_tokens: int) -> Float64 | None:
+        """Returns the seconds [max_tokens + 1] that drafting 0 to `max_tokens` tokens for so many `rows` takes; None,
+        as by default: next to no time."""
         return None
 
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:

@@ -1,4 +1,4 @@
-"""Outputs of earlier requests, by tenant, as a text in which a drafter searches for the next tokens."""
+"""Outputs of earlier requests, by the salt of their prefix cache, as a text in which a drafter searches."""
 
 from collections import OrderedDict, deque
 
@@ -8,10 +8,10 @@ from pagewire.services.executor.devices.protocol import Int64
 
 END = -1
 """Stands behind each output."""
-TENANT_TOKENS = 16384
-"""Tokens that are kept of a tenant, the last ones."""
-MAX_TENANTS = 64
-"""Tenants whose outputs are kept, the last ones that had any: 24 MiB in all."""
+SALT_TOKENS = 16384
+"""Tokens of a salt's outputs that are kept, the last ones."""
+MAX_SALTS = 64
+"""Salts whose outputs are kept, the last ones that had any: 24 MiB in all."""
 MOST_PLACES = 64
 """Places of a pair of tokens that are searched, the last ones."""
 _BITS = 32
@@ -19,7 +19,7 @@ _BITS = 32
 
 
 class Outputs:
-    """The last outputs of one tenant, as one text.
+    """The last outputs of one salt, as one text.
 
     Attributes:
         tokens: [N] one output after the other, each with `END` behind it.
@@ -39,11 +39,11 @@ class Outputs:
         return self._order[begin:end][-MOST_PLACES:]
 
     def add(self, output: Int64, most: int) -> None:
-        """Keeps an output [N], and the last ones before it: `most` in all, and at most `TENANT_TOKENS` tokens."""
-        output = output[-(TENANT_TOKENS - 1) :]
+        """Keeps an output [N], and the last ones before it: `most` in all, and at most `SALT_TOKENS` tokens."""
+        output = output[-(SALT_TOKENS - 1) :]
         self._lengths.append(len(output) + 1)
         total, dropped = len(self.tokens) + len(output) + 1, 0
-        while len(self._lengths) > most or total - dropped > TENANT_TOKENS:
+        while len(self._lengths) > most or total - dropped > SALT_TOKENS:
             dropped += self._lengths.popleft()
         self.tokens = np.concatenate((self.tokens[dropped:], output, [END]))
         kept = self._order >= dropped
@@ -75,7 +75,7 @@ class EarlierOutputs:
         if len(output):
             self._by_salt.setdefault(salt, Outputs()).add(output, self._most)
             self._by_salt.move_to_end(salt)
-            if len(self._by_salt) > MAX_TENANTS:
+            if len(self._by_salt) > MAX_SALTS:
                 self._by_salt.popitem(last=False)
 
 

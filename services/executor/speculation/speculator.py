@@ -13,7 +13,7 @@ from pagewire.services.executor.speculation.acceptance import Acceptance
 from pagewire.services.executor.speculation.draft_budget import LEAST_GAIN, choose
 from pagewire.services.executor.speculation.draft_model import MATCH_LENGTH
 from pagewire.services.executor.speculation.drafter import Draft, Drafter, DraftRow, NewSequence
-from pagewire.services.executor.speculation.step_cost import MOST, StepCost
+from pagewire.services.executor.speculation.step_cost import MAX_POSITIONS, StepCost
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 
@@ -150,7 +150,7 @@ class Speculator:
     def _room(self, positions: int) -> int:
         """Returns how many drafted tokens a step of so many other positions can verify."""
         rows, step = self._capacity.max_step_drafts, self._capacity.max_drafted_step
-        return min(rows or MOST, step - positions if step else MOST)
+        return min(rows or MAX_POSITIONS, step - positions if step else MAX_POSITIONS)
 
     def _seconds(self, sampling: int, positions: int, count: int) -> Float64:
         """Returns the time of the step with no drafted tokens, one, and so on up to `count`, but for its prompts: these

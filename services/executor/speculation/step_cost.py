@@ -8,8 +8,8 @@ SIZES: Int64 = np.array(
     [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024]
 )
 """Numbers of positions; steps are counted together that are nearest to one of them."""
-MOST = 1024
-"""Numbers of positions that the table has; more have the time of the last."""
+MAX_POSITIONS = 1024
+"""Largest number of positions in the table; steps of more have its time."""
 QUANTILE = 0.3
 """Share of the steps of a size that were shorter than the time that counts: longer ones have waited for another
 program."""
@@ -25,7 +25,9 @@ FADING = 0.99
 
 
 def increasing(times: Float64, weights: Float64) -> Float64:
-    """Returns the times [N] that never fall and are nearest to the given ones [N] with these weights [N].
+    """Returns the non-decreasing seconds [N] that are nearest to `times` [N] by squares with these `weights` [N].
+
+    This is isotonic regression by the pool-adjacent-violators algorithm (Ayer et al., 1955).
 
     >>> increasing(np.array([1.0, 3.0, 2.0, 4.0]), np.ones(4)).tolist()
     [1.0, 2.5, 2.5, 4.0]
@@ -53,7 +55,7 @@ class StepCost:
         self._times = np.zeros(len(SIZES))
         self._positions = np.zeros(len(SIZES))  # mean number of positions of the steps of each size
         self._counts = np.zeros(len(SIZES))
-        self._index = np.abs(SIZES - np.arange(MOST + 1)[:, None]).argmin(axis=1)
+        self._index = np.abs(SIZES - np.arange(MAX_POSITIONS + 1)[:, None]).argmin(axis=1)
         self._observed = 0
         self._table: Float64 | None = None
 
@@ -64,14 +66,14 @@ class StepCost:
 
     def observe(self, positions: int, seconds: float) -> None:
         """Learns from a step of so many positions."""
-        at = self._index[min(positions, MOST)]
+        at = self._index[min(positions, MAX_POSITIONS)]
         count, time = self._counts[at], self._times[at]
         pace = max(PACE, 1 / (1 + count))
         if count:
             self._times[at] = time * (1 + pace * (QUANTILE if seconds > time else QUANTILE - 1))
         else:
             self._times[at] = seconds
-        self._positions[at] += pace * (min(positions, MOST) - self._positions[at])
+        self._positions[at] += pace * (min(positions, MAX_POSITIONS) - self._positions[at])
         self._counts[at] = min(count + 1, 1 / PACE)
         self._observed += 1
         if self._observed % REFRESH == 0 or count < LEAST_STEPS:
@@ -84,19 +86,19 @@ class StepCost:
         numbers themselves before any step has run."""
         if self._table is None:
             self._table = self._fitted()
-        if first + count <= MOST:
+        if first + count <= MAX_POSITIONS:
             return self._table[first : first + count + 1]
-        return self._table[np.minimum(np.arange(first, first + count + 1), MOST)]
+        return self._table[np.minimum(np.arange(first, first + count + 1), MAX_POSITIONS)]
 
     def _fitted(self) -> Float64:
-        """Returns the time of each number of positions [MOST + 1]."""
+        """Returns the time of each number of positions [MAX_POSITIONS + 1]."""
         if not self._counts.any():
-            return np.arange(MOST + 1.0)
+            return np.arange(MAX_POSITIONS + 1.0)
         known = self._counts >= min(LEAST_STEPS, self._counts.max())
         known[self._counts.nonzero()[0][-1]] = True
         positions = self._positions[known]
         times = increasing(self._times[known], self._counts[known])
-        numbers = np.arange(MOST + 1)
+        numbers = np.arange(MAX_POSITIONS + 1)
         below, beyond = numbers * times[0] / positions[0], numbers * times[-1] / positions[-1]
         between = np.interp(numbers, positions, times)
         table: Float64 = np.where(numbers < positions[0], below, np.where(numbers > positions[-1], beyond, between))

@@ -90,8 +90,8 @@ class NgramDrafter(Drafter):
 
 
 class SuffixDrafter(Drafter):
-    """Follows the most frequent token, place by place, as suffix decoding does in its trees: in that of the text
-    itself, and where a longer end of it agrees, in that of what was generated earlier for the same tenant.
+    """Drafts, position by position, the token that most often followed the longest matching suffix: in the sequence
+    itself, or in earlier outputs of the same salt where more tokens match there.
 
     Source: SuffixDecoding (Oliaro et al., 2024). The places that agree with the longest end of the text are the node of
     such a tree, and those among them that go on with a token are its child.

@@ -26,8 +26,8 @@ def test_a_pair_is_found_at_each_of_its_places_within_an_output(texts: list[list
 
 
 def test_the_outputs_of_a_tenant_and_the_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_outputs, "TENANT_TOKENS", 8)
-    monkeypatch.setattr(earlier_outputs, "MAX_TENANTS", 2)
+    monkeypatch.setattr(earlier_outputs, "SALT_TOKENS", 8)
+    monkeypatch.setattr(earlier_outputs, "MAX_SALTS", 2)
     outputs = EarlierOutputs(3)
     for number in range(20):
         outputs.add("a", array([*range(number, number + number % 5)]))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.speculation.step_cost import MOST, StepCost, increasing
+from pagewire.services.executor.speculation.step_cost import MAX_POSITIONS, StepCost, increasing
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 10), st.floats(0.1, 10)), min_size=1, max_size=30))
@@ -25,7 +25,7 @@ def test_times_between_two_sizes_are_on_a_line() -> None:
     cost.observe(8, 0.017)
     assert np.allclose(cost.seconds(1, 7), 0.010 + 0.001 * np.arange(8))
     assert np.allclose(cost.seconds(8, 8), 0.017 / 8 * np.arange(8, 17)), "beyond, a position costs the mean"
-    assert cost.seconds(MOST, 3).tolist() == [cost.seconds(MOST, 0)[0]] * 4
+    assert cost.seconds(MAX_POSITIONS, 3).tolist() == [cost.seconds(MAX_POSITIONS, 0)[0]] * 4
 
 
 def test_steps_that_waited_for_another_program_change_little() -> None:
