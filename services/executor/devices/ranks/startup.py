@@ -126,7 +126,8 @@ class Line:
 
 
 def fingerprint_of(settings: Settings, folder: Path) -> Fingerprint:
-    """Returns the fingerprint of this process. Of the model's files it has names, sizes and times."""
+    """Returns the fingerprint of this process. It covers the names, sizes and modification times of the model's files,
+    not their content."""
     files = hashlib.sha256()
     for file in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
         if file.is_file():

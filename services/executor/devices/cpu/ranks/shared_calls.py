@@ -144,7 +144,7 @@ class SharedCalls:
 
     @property
     def batch(self) -> StepBatch:
-        """The rows of `FORWARD`, of which all sample."""
+        """The step of the current `FORWARD`, with every row marked as one that samples: only rank 0 samples."""
         rows, tokens = int(self._header[1]), int(self._header[2])
         slots, computed, lengths = self._columns[:3, :rows]
         return StepBatch(slots, computed, lengths, self._ids[:tokens], self._all[:rows])
@@ -156,7 +156,7 @@ class SharedCalls:
 
     @property
     def forgotten(self) -> Int64:
-        """The numbers of `FORGET`."""
+        """The numbers of the adapters that the current `FORGET` frees."""
         return self._ids[: int(self._header[2])]
 
     @property
