@@ -94,8 +94,9 @@ class Tokenizer:
         Raises:
             ConfigurationError: the model folder or a setting cannot be used.
         """
-        model = await asyncio.to_thread(Model.load, self._context.settings)
-        async with ChatRenderer(model.chat) as renderer:
+        async with ChatRenderer() as renderer:
+            model = await asyncio.to_thread(Model.load, self._context.settings)
+            renderer.use(model.chat)
             await self._serve(model.with_rules(await renderer.rules()), renderer)
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:

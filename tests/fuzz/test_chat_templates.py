@@ -46,7 +46,8 @@ async def test_any_template_renders_or_is_refused_in_its_process() -> None:
 
     async def check(source: bytes) -> None:
         templates = ChatTemplates({"default": source.decode(errors="replace")}, {"bos_token": "<s>"})
-        async with ChatRenderer(templates) as renderer:
+        async with ChatRenderer() as renderer:
+            renderer.use(templates)
             try:
                 await renderer.render(Conversation(MESSAGES, True, False, {}))
             except (InvalidRequest, Unavailable) as error:

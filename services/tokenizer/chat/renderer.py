@@ -41,15 +41,19 @@ class _Waiting:
 
 
 class ChatRenderer:
-    """`async with ChatRenderer(templates) as renderer: text = await renderer.render(conversation)`.
+    """`async with ChatRenderer() as renderer: renderer.use(templates); text = await renderer.render(conversation)`.
+
+    A worker starts at once, while the model is read.
 
     Attributes:
         pid: process id of the worker; None while no worker is ready, and for a model without a template.
     """
 
-    def __init__(self, templates: ChatTemplates) -> None:
+    def __init__(self) -> None:
         self.pid: int | None = None
-        self._templates = templates
+        self._templates = ChatTemplates({}, {})
+        self._read = asyncio.Event()
+        """Set when the templates are known."""
         self._waiting: deque[_Waiting] = deque()
         """Conversations in order; the worker renders the first one."""
         self._changed = asyncio.Event()
@@ -63,8 +67,7 @@ class ChatRenderer:
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._templates.named:
-            self._running = asyncio.create_task(self._run())
+        self._running = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,10 +75,14 @@ class ChatRenderer:
             self._running.cancel()
             await asyncio.wait({self._running})
 
+    def use(self, templates: ChatTemplates) -> None:
+        """Renders by these templates from now on. A model without a template needs no worker."""
+        self._templates = templates
+        self._read.set()
+
     async def rules(self) -> Mapping[str, MessageRules]:
         """Returns the rules of the templates by name, once a worker has probed them; none for unusable templates."""
-        if self._templates.named:
-            await self._probed.wait()
+        await self._probed.wait()
         return self._rules
 
     async def render(self, conversation: Conversation) -> str:
@@ -107,6 +114,9 @@ class ChatRenderer:
         while not self._broken:
             try:
                 async with worker_process(self._changed.set) as worker:
+                    await self._read.wait()
+                    if not self._templates.named:
+                        break
                     if await self._load(worker):
                         self.pid = worker.pid
                         await self._serve(worker)
@@ -117,8 +127,9 @@ class ChatRenderer:
             finally:
                 self.pid = None
         self._probed.set()
-        _log.warning("chat_template_unusable", reason=self._broken)
-        self._refuse_all(InvalidRequest(self._broken))
+        if self._broken:
+            _log.warning("chat_template_unusable", reason=self._broken)
+            self._refuse_all(InvalidRequest(self._broken))
 
     async def _load(self, worker: WorkerProcess) -> bool:
         """Lets the worker compile and probe the templates; returns whether it can render them. If no worker can, the

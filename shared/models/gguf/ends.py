@@ -60,7 +60,7 @@ def misnamed_ends(model: GgufModel) -> frozenset[int]:
     return frozenset(ids[text] for text in ids.keys() & _ends(ids, model))
 
 
-def _ids(model: GgufModel) -> dict[str, int]:
+def _ids(model: GgufModel) -> Mapping[str, int]:
     fill = {text for texts in _FILL.values() for text in texts}
     return model.positions(TOKENS, ENDS | fill | _BESIDE_PLAIN)
 

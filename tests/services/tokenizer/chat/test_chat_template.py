@@ -79,7 +79,8 @@ def is_whole(reference: str | None, arguments: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_publishers_template_renders_like_transformers(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
     refused = set()
-    async with ChatRenderer(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL)) as renderer:
+    async with ChatRenderer() as renderer:
+        renderer.use(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL))
         for title, arguments in CONVERSATIONS.items():
             reference = expected(tokenizer, name, arguments)
             (text,) = await asyncio.gather(renderer.render(requested(arguments)), return_exceptions=True)

@@ -5,7 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import psutil
@@ -39,8 +40,11 @@ def ask(text: str = "hi") -> Conversation:
     return Conversation([said("user", text)])
 
 
-def rendering(template: str) -> ChatRenderer:
-    return ChatRenderer(ChatTemplates({"default": template}, {}))
+@asynccontextmanager
+async def rendering(template: str) -> AsyncIterator[ChatRenderer]:
+    async with ChatRenderer() as renderer:
+        renderer.use(ChatTemplates({"default": template}, {}))
+        yield renderer
 
 
 async def successor(renderer: ChatRenderer, old: int | None) -> int:
@@ -194,7 +198,9 @@ async def test_a_text_beyond_all_prompts_is_refused() -> None:
 
 @pytest.mark.anyio
 async def test_a_model_without_a_template_has_no_worker() -> None:
-    async with ChatRenderer(ChatTemplates({}, {})) as renderer:
+    async with ChatRenderer() as renderer:
+        renderer.use(ChatTemplates({}, {}))
+        assert await renderer.rules() == {}
         with pytest.raises(InvalidRequest, match="no chat template: send a prompt"):
             await renderer.render(ask())
         assert renderer.pid is None
@@ -273,7 +279,8 @@ from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 
 async def main():
-    async with ChatRenderer(ChatTemplates({"default": "{{ messages }}"}, {})) as renderer:
+    async with ChatRenderer() as renderer:
+        renderer.use(ChatTemplates({"default": "{{ messages }}"}, {}))
         while renderer.pid is None:
             await asyncio.sleep(0.01)
         print(renderer.pid, flush=True)
