@@ -138,7 +138,7 @@ class ServiceHandlers:
         if abort is None:
             return
         stream = self._registry.find(abort.request_id)
-        if stream is not None:
+        if stream is not None and not (abort.unless_accepted and stream.accepted):
             self._streams.abort(stream, REQUEST_ERRORS.get(abort.error, Internal)(abort.message))
         if message.reply:
             self._bus.publish(message.reply, b"")

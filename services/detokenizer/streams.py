@@ -291,11 +291,9 @@ class Streams:
             self._send(stream)
         else:
             self._subscribe(stream, request)
-        # The same inbox asks again, and there is no attachment: the tokenizer may have missed the answer to its first
-        # attempt, and not stored the work. An adopted stream was found in the queue.
-        attached = stream.attachment is not None or stream.state is not StreamState.OPEN
-        stored = subscriber is None or attached or stream.adopted
-        return OpenState.ATTACHED if stored else OpenState.WAITING
+        # The same inbox asks again, and the request is in no queue yet: the tokenizer may have missed the answer to its
+        # first attempt, and not stored the work.
+        return OpenState.ATTACHED if subscriber is None or stream.accepted else OpenState.WAITING
 
     def _add_stream(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, timeout: float) -> Stream:
         stream = Stream(

@@ -104,7 +104,7 @@ class RequestEncoder:
                 return_token_ids=request.return_token_ids,
                 clamp=request.clamp_max_tokens,
             ),
-            seed=sampling_checks.draw_seed(params, self._seed, digest),
+            seed=sampling_checks.draw_seed(params, self._seed, digest, checked.request_id),
             eos=model.eos,
             vocab_size=model.vocab_size,
             bad_words=bad_words,

@@ -120,3 +120,5 @@ class AbortStream(Wire, frozen=True):
     """`kind` of the error in `pagewire.shared.errors`."""
     message: str
     """Message of the error for the client."""
+    unless_accepted: bool = False
+    """Whether a stream goes on whose request is in a queue: its sender, another attempt to send it, cannot know."""

@@ -252,12 +252,13 @@ class Dispatcher:
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> bool:
-        """Has the detokenizer end the stream with `error`; returns whether the detokenizer has answered.
+        """Has the detokenizer end the stream with `error`, unless the request is in a queue since an earlier attempt;
+        returns whether the detokenizer has answered.
 
         The abort is repeated: the client of a stream without work would wait until its deadline.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.abort"
-        abort = encode(AbortStream(request_id, error.kind, error.message))
+        abort = encode(AbortStream(request_id, error.kind, error.message, unless_accepted=True))
         try:
             async with asyncio.timeout(ABORT_TIMEOUT):
                 while True:

@@ -5,7 +5,6 @@ Ranges and special values are vLLM's. For scalar parameters they are in `pagewir
 
 import hashlib
 import math
-import secrets
 from array import array
 from collections.abc import Sequence, Set
 
@@ -134,14 +133,16 @@ def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...
     return tuple(words)
 
 
-def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> int:
-    """Returns a seed of 64 bits: the request's, else one that follows from the deployment's and the body's digest, else
-    a random one."""
+def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes, request_id: str) -> int:
+    """Returns a seed of 64 bits: the request's, else one that follows from the body's digest and the deployment's seed,
+    or where that is 0 the request's id, which is random unless the client chooses it.
+
+    So a request that is sent again has the same text, whichever of its work items is computed.
+    """
     if params.seed is not None and params.seed != -1:
         return params.seed % 2**64
-    if deployment_seed:
-        return int.from_bytes(hashlib.sha256(b"%d " % deployment_seed + digest).digest()[:8], "little")
-    return secrets.randbits(63)
+    origin = b"%d " % deployment_seed if deployment_seed else b"id " + request_id.encode() + b" "
+    return int.from_bytes(hashlib.sha256(origin + digest).digest()[:8], "little")
 
 
 def resolve(

@@ -13,7 +13,7 @@ from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.client import Accepted
-from pagewire.shared.messages.open import Encoding, OpenState, StoredWork
+from pagewire.shared.messages.open import AbortStream, Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
 from tests.support.waiting import until
@@ -104,10 +104,21 @@ class TestDuplicates:
 
     async def test_a_tokenizer_that_missed_the_answer_may_store_the_work(self, folder: Path) -> None:
         async with rig(folder) as world:
-            reader = await world.open()
+            reader = await world.open(stored=False)
             assert await world.open_for(reader) == OpenState.WAITING
-            await world.attach()
-            assert await world.open_for(reader) == OpenState.ATTACHED
+            await world.ask("stored", StoredWork("r1", 1))
+            assert await world.open_for(reader) == OpenState.ATTACHED, "it would be stored twice"
+
+    async def test_an_attempt_that_fails_does_not_end_what_an_earlier_one_has_stored(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first, unstored = await world.open(), await world.open(stored=False, request_id="r2")
+            for request_id in ("r1", "r2"):
+                await world.ask(
+                    "abort", AbortStream(request_id, "unavailable", "the store is full", unless_accepted=True)
+                )
+            assert (await unstored.error()).code == 503
+            await finish_hello(world)
+            await first.end()
 
     async def test_a_request_that_is_not_admitted_is_attached_to_if_it_is_known(self, folder: Path) -> None:
         async with rig(folder) as world:

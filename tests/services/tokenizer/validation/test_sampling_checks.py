@@ -294,20 +294,22 @@ def test_stops_are_kept_once_in_their_order() -> None:
 
 @pytest.mark.parametrize(("given", "meant"), [(0, 0), (42, 42), (-2, 2**64 - 2), (2**64 - 1, 2**64 - 1)])
 def test_a_given_seed_is_taken(given: int, meant: int) -> None:
-    assert draw_seed(SamplingParams(seed=given), 5, b"digest") == meant
+    assert draw_seed(SamplingParams(seed=given), 5, b"digest", "r1") == meant
 
 
 @pytest.mark.parametrize("absent", [None, -1])
-def test_an_absent_seed_is_drawn_anew(absent: int | None) -> None:
-    drawn = {draw_seed(SamplingParams(seed=absent), 0, b"digest") for _ in range(20)}
+def test_an_absent_seed_is_that_of_the_request_whenever_it_is_sent(absent: int | None) -> None:
+    params = SamplingParams(seed=absent)
+    drawn = {draw_seed(params, 0, body, f"r{number}") for number in range(10) for body in (b"a", b"b")}
     assert len(drawn) == 20
-    assert all(0 <= seed < 2**63 for seed in drawn)
+    assert all(0 <= seed < 2**64 for seed in drawn)
+    assert draw_seed(params, 0, b"a", "r0") == draw_seed(params, 0, b"a", "r0")
 
 
 def test_a_deployment_seed_makes_absent_seeds_repeatable() -> None:
     params = SamplingParams()
-    assert draw_seed(params, 1, b"a") == draw_seed(params, 1, b"a")
-    assert len({draw_seed(params, seed, body) for seed in (1, 2, -1) for body in (b"a", b"b")}) == 6
+    assert draw_seed(params, 1, b"a", "r1") == draw_seed(params, 1, b"a", "r2")
+    assert len({draw_seed(params, seed, body, "r1") for seed in (1, 2, -1) for body in (b"a", b"b")}) == 6
 
 
 @given(
@@ -331,7 +333,7 @@ def test_parameters_that_pass_are_within_the_reach_of_a_device(params: SamplingP
         check(params, VOCABULARY)
     except InvalidRequest:
         return
-    seed = draw_seed(params, 0, b"")
+    seed = draw_seed(params, 0, b"", "r1")
     resolved = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
     columns: Record = unpack_record(resolved.record)
     assert columns["temperature"] == 0.0 or MIN_TEMPERATURE <= columns["temperature"] <= 2.0
