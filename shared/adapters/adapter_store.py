@@ -5,7 +5,7 @@ subject learn of it at once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -74,7 +74,7 @@ class AdapterStore:
             raise refusal(STREAM, error)
 
     async def put(self, files: AdapterFiles) -> None:
-        """Stores the content of an adapter, if it is not there.
+        """Stores the content of an adapter, if it is not there. Another thread should have computed its digest.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
@@ -82,7 +82,7 @@ class AdapterStore:
         subject = f"{subjects.ADAPTER_CONTENT}.{files.digest}"
         if await self._get(f"{subject}.parts") is not None:
             return
-        data = msgspec.msgpack.encode(files)
+        data = await asyncio.to_thread(msgspec.msgpack.encode, files)
         size = min(PART_BYTES, self._bus.max_payload // 2)
         parts = range(0, len(data), size)
         for number, begin in enumerate(parts):
@@ -101,13 +101,7 @@ class AdapterStore:
         parts = [await self._get(f"{subject}.{number}") for number in range(int(count or b"0"))]
         if not parts or None in parts:
             raise ConfigurationError("the broker does not have the adapter: load it again")
-        try:
-            files = msgspec.msgpack.decode(b"".join(part for part in parts if part is not None), type=AdapterFiles)
-        except msgspec.DecodeError as error:
-            raise ConfigurationError("the broker has damaged the adapter: load it again") from error
-        if files.digest != digest:
-            raise ConfigurationError("the broker has damaged the adapter: load it again")
-        return files
+        return await asyncio.to_thread(_decode, digest, [part for part in parts if part is not None])
 
     async def set_name(self, record: AdapterRecord) -> None:
         """Gives a name another adapter, or none.
@@ -193,6 +187,21 @@ class AdapterStore:
             except BusError:
                 await self._bus.wait_connected()
         return await self._bus.request(subject, data, timeout=TIMEOUT)
+
+
+def _decode(digest: str, parts: Sequence[bytes]) -> AdapterFiles:
+    """Returns the content of which these are all parts. Blocks for as long as hashing it takes.
+
+    Raises:
+        ConfigurationError: it is not the content with this hash.
+    """
+    try:
+        files = msgspec.msgpack.decode(b"".join(parts), type=AdapterFiles)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError("the broker has damaged the adapter: load it again") from error
+    if files.digest != digest:
+        raise ConfigurationError("the broker has damaged the adapter: load it again")
+    return files
 
 
 def _stored_at(message: Message) -> float:

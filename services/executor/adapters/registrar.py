@@ -93,9 +93,10 @@ class Registrar:
         return await asyncio.to_thread(self._checked, path)
 
     def _checked(self, path: Path) -> AdapterFiles:
-        """Returns the files of an adapter that can be used."""
+        """Returns the files of an adapter that can be used. Blocks, for as long as they take."""
         files = read_files(path)
         read_adapter(files, self._targets, self._settings.max_lora_rank)
+        _ = files.digest  # computed here, on a thread: it stays with the files
         return files
 
 

@@ -1,0 +1,77 @@
+"""Names and content of adapters, as executors change them in the store of a real broker."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pagewire.embedded.broker import Broker
+from pagewire.services.executor.adapters.registrar import Registrar
+from pagewire.services.executor.adapters.targets import targets_of
+from pagewire.services.executor.models.registry import build_model
+from pagewire.shared.adapters import files as adapter_files
+from pagewire.shared.adapters.adapter_store import AdapterStore
+from pagewire.shared.bus import Bus
+from pagewire.shared.messages.adapters import LoadAdapterRequest
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.settings.config import Settings
+from tests.support.adapters import write_adapter
+from tests.support.broker import connect_role
+from tests.support.checkpoints import checkpoint
+
+pytestmark = pytest.mark.anyio
+
+BASE = "llama"
+
+
+@asynccontextmanager
+async def store_of_executor() -> AsyncIterator[tuple[AdapterStore, Bus]]:
+    async with Broker(port=0, max_store=256 << 20) as broker:
+        bus = await connect_role(broker, "executor")
+        try:
+            store = AdapterStore(bus, "m")
+            await store.prepare(64 << 20, 1)
+            yield store, bus
+        finally:
+            await bus.close()
+
+
+def registrar(store: AdapterStore, folder: Path, **changes: Any) -> Registrar:
+    """What an executor has that may load adapters from a folder."""
+    values: dict[str, Any] = {"model": str(checkpoint(BASE)), "served_model_name": BASE, "enable_lora": True}
+    settings = Settings(**values | {"lora_dirs": str(folder), "max_lora_rank": 64} | changes)
+    return Registrar(store, settings, targets_of(build_model(read_config(checkpoint(BASE)))))
+
+
+def adapter(folder: Path, seed: int = 0) -> Path:
+    return write_adapter(folder / str(seed), checkpoint(BASE), seed=seed)
+
+
+async def test_no_content_is_hashed_or_encoded_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, set[int]] = {}
+
+    def recorded(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(adapter_files, "sha256", recorded("hash", hashlib.sha256))
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(msgspec.msgpack, name, recorded(name, getattr(msgspec.msgpack, name)))
+    path = adapter(tmp_path)
+    async with store_of_executor() as (store, _):
+        for _ in range(2):
+            reply = await registrar(store, tmp_path).load(LoadAdapterRequest("a", str(path)))
+        assert (await store.get(reply.digest)).digest == reply.digest
+    assert threads.keys() == {"hash", "encode", "decode"}
+    assert threading.get_ident() not in set.union(*threads.values())
