@@ -38,7 +38,7 @@ class Registrar:
         """
         for module in lora_modules(self._settings):
             try:
-                files = await self._read(Path(module.path))
+                files = await asyncio.to_thread(self._checked, Path(module.path))
             except ConfigurationError as error:
                 raise ConfigurationError(f"adapter {module.name}: {error}") from error
             record = await self._store.record(module.name)
@@ -60,7 +60,7 @@ class Registrar:
             others = [record.name for record in records.values() if record.digest and record.name != name]
             check_name(name, [*model_folder.served_names(self._settings), *others])
             record = records.get(name)
-            files = await self._read(allowed_path(request.lora_path, names(self._settings.lora_dirs)))
+            files = await asyncio.to_thread(self._allowed, request.lora_path)
         except ConfigurationError as error:
             raise InvalidRequest(f"adapter {name}: {error}") from error
         if record is not None and record.digest == files.digest:
@@ -89,8 +89,9 @@ class Registrar:
         await self._store.retire(record.digest)
         return AdapterReply(record.name, record.digest)
 
-    async def _read(self, path: Path) -> AdapterFiles:
-        return await asyncio.to_thread(self._checked, path)
+    def _allowed(self, text: str) -> AdapterFiles:
+        """Returns the files of an adapter that can be used, from a path within `--lora-dirs`. Blocks."""
+        return self._checked(allowed_path(text, names(self._settings.lora_dirs)))
 
     def _checked(self, path: Path) -> AdapterFiles:
         """Returns the files of an adapter that can be used. Blocks, for as long as they take."""
@@ -101,7 +102,9 @@ class Registrar:
 
 
 def allowed_path(text: str, folders: Sequence[str]) -> Path:
-    """Returns the path of an adapter, all of whose files lie within one of `folders`, links followed.
+    """Returns the path of an adapter, all of whose files lie within one of `folders`, links followed. Blocks.
+
+    The path is as it was named: the name of a link says the format, that of its target need not.
 
     Raises:
         ConfigurationError: they do not, or there are no folders.
@@ -110,8 +113,8 @@ def allowed_path(text: str, folders: Sequence[str]) -> Path:
         raise ConfigurationError("adapters are loaded at the start only: set lora-dirs to the folders that have others")
     roots = [Path(folder).expanduser().resolve() for folder in folders]
     try:
-        path = Path(text).expanduser().resolve()
-        files = [path, (path / CONFIG).resolve(), (path / WEIGHTS).resolve()]
+        path = Path(text).expanduser()
+        files = [each.resolve() for each in (path, path / CONFIG, path / WEIGHTS)]
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigurationError("lora_path is no path of a file") from error
     if not any(all(file.is_relative_to(root) for file in files) for root in roots):

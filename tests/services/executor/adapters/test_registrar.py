@@ -1,6 +1,5 @@
 """Names and content of adapters, as executors change them in the store of a real broker."""
 
-import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator
@@ -13,15 +12,14 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.services.executor.adapters.registrar import Registrar
-from pagewire.services.executor.adapters.targets import targets_of
-from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.adapters import files as adapter_files
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.bus import Bus
+from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.adapters import LoadAdapterRequest
-from pagewire.shared.models.model_folder import read_config
 from pagewire.shared.settings.config import Settings
-from tests.support.adapters import write_adapter
+from tests.services.executor.adapters.test_bad_adapters import MAX_RANK, modules
+from tests.support.adapters import write_adapter, write_gguf_adapter
 from tests.support.broker import connect_role
 from tests.support.checkpoints import checkpoint
 
@@ -45,8 +43,8 @@ async def store_of_executor() -> AsyncIterator[tuple[AdapterStore, Bus]]:
 def registrar(store: AdapterStore, folder: Path, **changes: Any) -> Registrar:
     """What an executor has that may load adapters from a folder."""
     values: dict[str, Any] = {"model": str(checkpoint(BASE)), "served_model_name": BASE, "enable_lora": True}
-    settings = Settings(**values | {"lora_dirs": str(folder), "max_lora_rank": 64} | changes)
-    return Registrar(store, settings, targets_of(build_model(read_config(checkpoint(BASE)))))
+    settings = Settings(**values | {"lora_dirs": str(folder), "max_lora_rank": MAX_RANK} | changes)
+    return Registrar(store, settings, modules(BASE))
 
 
 def adapter(folder: Path, seed: int = 0) -> Path:
@@ -75,3 +73,27 @@ async def test_no_content_is_hashed_or_encoded_on_the_event_loop(
         assert (await store.get(reply.digest)).digest == reply.digest
     assert threads.keys() == {"hash", "encode", "decode"}
     assert threading.get_ident() not in set.union(*threads.values())
+
+
+async def test_a_link_to_a_file_is_read_in_the_format_of_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hugging Face's cache has links to files that are named by their hashes. A slow disk holds up nothing else."""
+    (tmp_path / "blobs").mkdir()
+    blob = write_gguf_adapter(tmp_path / "blobs" / "0123abcd", checkpoint(BASE))
+    link = tmp_path / "adapter.gguf"
+    link.symlink_to(blob)
+    resolving = set[int]()
+    resolve = Path.resolve
+
+    def recorded(path: Path, *, strict: bool = False) -> Path:
+        resolving.add(threading.get_ident())
+        return resolve(path, strict)
+
+    monkeypatch.setattr(Path, "resolve", recorded)
+    async with store_of_executor() as (store, _):
+        reply = await registrar(store, tmp_path).load(LoadAdapterRequest("a", str(link)))
+        assert not (await store.get(reply.digest)).config
+        with pytest.raises(InvalidRequest, match="leads out of the folders"):
+            await registrar(store, tmp_path / "other").load(LoadAdapterRequest("b", str(link)))
+    assert threading.get_ident() not in resolving
