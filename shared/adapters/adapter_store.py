@@ -74,20 +74,26 @@ class AdapterStore:
             raise refusal(STREAM, error)
 
     async def put(self, files: AdapterFiles) -> None:
-        """Stores the content of an adapter, if it is not there. Another thread should have computed its digest.
+        """Stores what is missing or damaged of an adapter's content. Another thread should have computed its digest.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
         subject = f"{subjects.ADAPTER_CONTENT}.{files.digest}"
-        if await self._get(f"{subject}.parts") is not None:
-            return
         data = await asyncio.to_thread(msgspec.msgpack.encode, files)
         size = min(PART_BYTES, self._bus.max_payload // 2)
         parts = range(0, len(data), size)
         for number, begin in enumerate(parts):
-            await self._put(f"{subject}.{number}", data[begin : begin + size])
-        await self._put(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
+            await self._replace(f"{subject}.{number}", data[begin : begin + size])
+        await self._replace(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
+
+    async def has(self, digest: str) -> bool:
+        """Returns whether there is content with this hash. It may be damaged.
+
+        Raises:
+            BusError: JetStream does not answer.
+        """
+        return await self._get(f"{subjects.ADAPTER_CONTENT}.{digest}.parts") is not None
 
     async def get(self, digest: str) -> AdapterFiles:
         """Returns the content with this hash.
@@ -167,6 +173,11 @@ class AdapterStore:
             async for message in answers:
                 count, sequence = count + 1, int(message.headers["Nats-Sequence"])
                 yield message
+
+    async def _replace(self, subject: str, data: bytes) -> None:
+        """Stores a message unless it is there."""
+        if await self._get(subject) != data:
+            await self._put(subject, data)
 
     async def _put(self, subject: str, data: bytes) -> None:
         stored = put_reply.decode((await self._request(subject, data)).data)

@@ -106,6 +106,8 @@ async def test_a_request_whose_adapter_is_missing_ends_alone(tmp_path: Path) -> 
             await text(pipeline, "sql")
         tokens += [token async for delta in stream for token in delta.token_ids]
         assert tokens == expected
+        assert await admin.load_adapter("sql", str(path)) == digest
+        assert (await text(pipeline, "sql")).choices[0].token_ids != expected
 
 
 async def test_clients_may_change_no_adapter(tmp_path: Path) -> None:

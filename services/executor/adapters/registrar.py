@@ -43,9 +43,9 @@ class Registrar:
                 raise ConfigurationError(f"adapter {module.name}: {error}") from error
             record = await self._store.record(module.name)
             if record is None or record.configured != files.digest:
+                await self._name(AdapterRecord(module.name, files.digest, files.digest), files)
+            elif record.digest == files.digest:
                 await self._store.put(files)
-                await self._store.set_name(AdapterRecord(module.name, files.digest, files.digest))
-                _log.info("adapter_named", name=module.name, adapter=files.digest)
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
         """Gives a name an adapter.
@@ -63,13 +63,14 @@ class Registrar:
             files = await asyncio.to_thread(self._allowed, request.lora_path)
         except ConfigurationError as error:
             raise InvalidRequest(f"adapter {name}: {error}") from error
-        if record is not None and record.digest == files.digest:
-            return AdapterReply(name, files.digest)  # as when a request is sent again
+        if (
+            record is not None and record.digest == files.digest
+        ):  # a request is sent again, or content is to be restored
+            await self._store.put(files)
+            return AdapterReply(name, files.digest)
         if record is not None and record.digest and not request.load_inplace:
             raise InvalidRequest(f"there is another adapter {name} already: set load_inplace to replace it")
-        await self._store.put(files)
-        await self._store.set_name(AdapterRecord(name, files.digest, "" if record is None else record.configured))
-        _log.info("adapter_named", name=name, adapter=files.digest)
+        await self._name(AdapterRecord(name, files.digest, "" if record is None else record.configured), files)
         if record is not None and record.digest:
             await self._store.retire(record.digest)
         return AdapterReply(name, files.digest)
@@ -88,6 +89,14 @@ class Registrar:
         _log.info("adapter_removed", name=record.name, adapter=record.digest)
         await self._store.retire(record.digest)
         return AdapterReply(record.name, record.digest)
+
+    async def _name(self, record: AdapterRecord, files: AdapterFiles) -> None:
+        """Stores the content of an adapter and sets its name."""
+        await self._store.put(files)
+        await self._store.set_name(record)
+        if not await self._store.has(files.digest):  # another executor has deleted it, before it had this name
+            await self._store.put(files)
+        _log.info("adapter_named", name=record.name, adapter=files.digest)
 
     def _allowed(self, text: str) -> AdapterFiles:
         """Returns the files of an adapter that can be used, from a path within `--lora-dirs`. Blocks."""

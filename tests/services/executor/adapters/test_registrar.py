@@ -2,26 +2,31 @@
 
 import hashlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from pagewire.embedded.broker import Broker
 from pagewire.services.executor.adapters.registrar import Registrar
+from pagewire.shared import subjects
 from pagewire.shared.adapters import files as adapter_files
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.adapters import LoadAdapterRequest
+from pagewire.shared.bus.jetstream import API
+from pagewire.shared.bus.streams import ADAPTER_STREAM
+from pagewire.shared.errors import ConfigurationError, InvalidRequest
+from pagewire.shared.messages.adapters import AdapterRecord, LoadAdapterRequest
 from pagewire.shared.settings.config import Settings
 from tests.services.executor.adapters.test_bad_adapters import MAX_RANK, modules
 from tests.support.adapters import write_adapter, write_gguf_adapter
 from tests.support.broker import connect_role
 from tests.support.checkpoints import checkpoint
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +102,56 @@ async def test_a_link_to_a_file_is_read_in_the_format_of_its_own_name(
         with pytest.raises(InvalidRequest, match="leads out of the folders"):
             await registrar(store, tmp_path / "other").load(LoadAdapterRequest("b", str(link)))
     assert threading.get_ident() not in resolving
+
+
+async def lose_part(bus: Bus, digest: str) -> None:
+    request = msgspec.json.encode({"filter": f"{subjects.ADAPTER_CONTENT}.{digest}.0"})
+    await bus.request(f"{API}.STREAM.PURGE.{ADAPTER_STREAM}", request, timeout=PATIENCE)
+
+
+async def damage_part(bus: Bus, digest: str) -> None:
+    await bus.request(f"{subjects.ADAPTER_CONTENT}.{digest}.0", b"something else", timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("spoil", [lose_part, damage_part])
+async def test_loading_again_restores_content(tmp_path: Path, spoil: Callable[[Bus, str], Awaitable[None]]) -> None:
+    path = adapter(tmp_path)
+    async with store_of_executor() as (store, bus):
+        reply = await registrar(store, tmp_path).load(LoadAdapterRequest("a", str(path)))
+        await spoil(bus, reply.digest)
+        with pytest.raises(ConfigurationError, match="load it again"):
+            await store.get(reply.digest)
+        assert await registrar(store, tmp_path).load(LoadAdapterRequest("a", str(path))) == reply
+        assert (await store.get(reply.digest)).digest == reply.digest
+
+
+async def test_a_start_restores_the_content_of_configured_adapters(tmp_path: Path) -> None:
+    path = adapter(tmp_path)
+    async with store_of_executor() as (store, bus):
+        configured = registrar(store, tmp_path, lora_modules=f"a={path}")
+        await configured.configure()
+        record = await store.record("a")
+        assert record is not None
+        await lose_part(bus, record.digest)
+        await configured.configure()
+        assert (await store.get(record.digest)).digest == record.digest
+
+
+async def test_content_that_is_deleted_while_its_name_is_set_is_stored_again(tmp_path: Path) -> None:
+    path = adapter(tmp_path)
+    async with store_of_executor() as (store, bus):
+
+        class Swept(AdapterStore):
+            """Another executor deletes the content, which it has not seen a name of."""
+
+            @override
+            async def set_name(self, record: AdapterRecord) -> None:
+                request = msgspec.json.encode({"filter": f"{subjects.ADAPTER_CONTENT}.{record.digest}.*"})
+                await bus.request(f"{API}.STREAM.PURGE.{ADAPTER_STREAM}", request, timeout=PATIENCE)
+                await super().set_name(record)
+
+        swept = Swept(bus, "m")
+        reply = await registrar(swept, tmp_path).load(LoadAdapterRequest("a", str(path)))
+        assert (await store.get(reply.digest)).digest == reply.digest
+        await registrar(swept, tmp_path, lora_modules=f"b={path}").configure()
+        assert (await store.get(reply.digest)).digest == reply.digest
