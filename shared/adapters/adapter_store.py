@@ -13,9 +13,9 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.adapters.files import AdapterFiles
-from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus import Bus, Headers, Message
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.jetstream import API, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
+from pagewire.shared.bus.jetstream import API, CHANGED, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
 from pagewire.shared.bus.store_replies import put_reply
 from pagewire.shared.bus.streams import ADAPTER_STREAM as STREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, RequestTimeout, StorageRefused
@@ -32,6 +32,10 @@ PAUSE = 1.0
 """Seconds between two attempts."""
 KEPT_SECONDS = 3600.0
 """Seconds for which content without a name is kept: longer than requests run."""
+SEQUENCE = "Nats-Sequence"
+"""Header with a message's number in the stream: the revision of a name."""
+EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+"""Header with the number that the last message of the subject must have; 0: there must be none."""
 LIST_BATCH = 256
 """Maximum number of records in an answer."""
 
@@ -109,22 +113,28 @@ class AdapterStore:
             raise ConfigurationError("the broker does not have the adapter: load it again")
         return await asyncio.to_thread(_decode, digest, [part for part in parts if part is not None])
 
-    async def set_name(self, record: AdapterRecord) -> None:
-        """Gives a name another adapter, or none.
+    async def set_name(self, record: AdapterRecord, revision: int) -> bool:
+        """Gives a name another adapter, or none; returns whether it has it: not if it has changed since `revision`.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
-        await self._put(f"{self._names}.{subjects.model_token(record.name)}", encode(record))
+        subject, expected = self._subject(record.name), {EXPECTED_SEQUENCE: str(revision)}
+        stored = put_reply.decode((await self._request(subject, encode(record), expected)).data)
+        if stored.error is not None and stored.error.err_code in CHANGED:
+            return (await self.record(record.name))[0] == record  # an earlier attempt has set it, whose answer was lost
+        if stored.error is not None:
+            raise StorageRefused(subject, stored.error.description)
+        return True
 
-    async def record(self, name: str) -> AdapterRecord | None:
-        """Returns the record of a name; None if it never had one.
+    async def record(self, name: str) -> tuple[AdapterRecord | None, int]:
+        """Returns the record of a name, and its revision; None and 0 if it never had one.
 
         Raises:
             BusError: JetStream does not answer.
         """
-        data = await self._get(f"{self._names}.{subjects.model_token(name)}")
-        return None if data is None else _records.try_decode(data)
+        message = await self._last(self._subject(name))
+        return (None, 0) if message is None else (_records.try_decode(message.data), int(message.headers[SEQUENCE]))
 
     async def records(self) -> list[AdapterRecord]:
         """Returns the records of all names of the model, those without an adapter too.
@@ -171,7 +181,7 @@ class AdapterStore:
             request = {"seq": sequence + 1, "batch": LIST_BATCH, "next_by_subj": pattern}
             answers = self._bus.request_many(f"{API}.DIRECT.GET.{STREAM}", msgspec.json.encode(request), stall=TIMEOUT)
             async for message in answers:
-                count, sequence = count + 1, int(message.headers["Nats-Sequence"])
+                count, sequence = count + 1, int(message.headers[SEQUENCE])
                 yield message
 
     async def _replace(self, subject: str, data: bytes) -> None:
@@ -185,19 +195,27 @@ class AdapterStore:
             raise StorageRefused(subject, stored.error.description)
 
     async def _get(self, subject: str) -> bytes | None:
-        message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
-        return None if STATUS in message.headers else message.data
+        message = await self._last(subject)
+        return None if message is None else message.data
 
-    async def _request(self, subject: str, data: bytes) -> Message:
+    async def _last(self, subject: str) -> Message | None:
+        """Returns the last message of a subject; None: there is none."""
+        message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
+        return None if STATUS in message.headers else message
+
+    def _subject(self, name: str) -> str:
+        return f"{self._names}.{subjects.model_token(name)}"
+
+    async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
         """Sends a request, and sends it again if nobody answers: each of them has the same effect twice as once."""
         for _ in range(ATTEMPTS - 1):
             try:
-                return await self._bus.request(subject, data, timeout=TIMEOUT)
+                return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
             except (NoResponders, RequestTimeout):
                 await asyncio.sleep(PAUSE)
             except BusError:
                 await self._bus.wait_connected()
-        return await self._bus.request(subject, data, timeout=TIMEOUT)
+        return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
 
 
 def _decode(digest: str, parts: Sequence[bytes]) -> AdapterFiles:

@@ -41,11 +41,8 @@ class Registrar:
                 files = await asyncio.to_thread(self._checked, Path(module.path))
             except ConfigurationError as error:
                 raise ConfigurationError(f"adapter {module.name}: {error}") from error
-            record = await self._store.record(module.name)
-            if record is None or record.configured != files.digest:
-                await self._name(AdapterRecord(module.name, files.digest, files.digest), files)
-            elif record.digest == files.digest:
-                await self._store.put(files)
+            while not await self._configure(module.name, files):
+                continue
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
         """Gives a name an adapter.
@@ -56,47 +53,76 @@ class Registrar:
         """
         name = request.lora_name
         try:
-            records = {record.name: record for record in await self._store.records()}
-            others = [record.name for record in records.values() if record.digest and record.name != name]
-            check_name(name, [*model_folder.served_names(self._settings), *others])
-            record = records.get(name)
+            await self._record(name)  # before the files, which may take long
             files = await asyncio.to_thread(self._allowed, request.lora_path)
+            while not await self._load(name, files, replace=request.load_inplace):
+                continue
         except ConfigurationError as error:
             raise InvalidRequest(f"adapter {name}: {error}") from error
-        if (
-            record is not None and record.digest == files.digest
-        ):  # a request is sent again, or content is to be restored
-            await self._store.put(files)
-            return AdapterReply(name, files.digest)
-        if record is not None and record.digest and not request.load_inplace:
-            raise InvalidRequest(f"there is another adapter {name} already: set load_inplace to replace it")
-        await self._name(AdapterRecord(name, files.digest, "" if record is None else record.configured), files)
-        if record is not None and record.digest:
-            await self._store.retire(record.digest)
         return AdapterReply(name, files.digest)
 
     async def unload(self, request: UnloadAdapterRequest) -> AdapterReply:
-        """Takes a name's adapter. Requests that run with it end with it.
+        """Removes the adapter of a name. Requests that run with it end with it.
 
         Raises:
             ModelNotFound: the name has none.
             BusError: the broker cannot store it.
         """
-        record = await self._store.record(request.lora_name)
-        if record is None or not record.digest or record.name != request.lora_name:
-            raise ModelNotFound(f"there is no adapter {request.lora_name}: GET /v1/models lists them")
-        await self._store.set_name(AdapterRecord(record.name, "", record.configured))
+        while True:
+            record, revision = await self._store.record(request.lora_name)
+            if record is None or not record.digest or record.name != request.lora_name:
+                raise ModelNotFound(f"there is no adapter {request.lora_name}: GET /v1/models lists them")
+            if await self._store.set_name(AdapterRecord(record.name, "", record.configured), revision):
+                break
         _log.info("adapter_removed", name=record.name, adapter=record.digest)
         await self._store.retire(record.digest)
         return AdapterReply(record.name, record.digest)
 
-    async def _name(self, record: AdapterRecord, files: AdapterFiles) -> None:
-        """Stores the content of an adapter and sets its name."""
+    async def _configure(self, name: str, files: AdapterFiles) -> bool:
+        """Gives a name of the settings its content; returns False if the name has changed meanwhile."""
+        record, revision = await self._store.record(name)
+        if record is None or record.configured != files.digest:
+            return await self._name(AdapterRecord(name, files.digest, files.digest), revision, files)
+        if record.digest == files.digest:
+            await self._store.put(files)
+        return True
+
+    async def _load(self, name: str, files: AdapterFiles, *, replace: bool) -> bool:
+        """Gives a name an adapter that was loaded; returns False if the name has changed meanwhile."""
+        record, revision = await self._record(name)
+        if record is not None and record.digest == files.digest:  # a request is sent again, or restores the content
+            await self._store.put(files)
+            return True
+        if record is not None and record.digest and not replace:
+            raise InvalidRequest(f"there is another adapter {name} already: set load_inplace to replace it")
+        configured = record.configured if record is not None and record.name == name else ""
+        if not await self._name(AdapterRecord(name, files.digest, configured), revision, files):
+            return False
+        if record is not None and record.digest:
+            await self._store.retire(record.digest)
+        return True
+
+    async def _record(self, name: str) -> tuple[AdapterRecord | None, int]:
+        """Returns the record of a name that an adapter may have, and its revision.
+
+        Raises:
+            ConfigurationError: an adapter cannot have this name.
+        """
+        check_name(name, model_folder.served_names(self._settings))
+        record, revision = await self._store.record(name)
+        if record is not None and record.digest and record.name != name:
+            check_name(name, [record.name])
+        return record, revision
+
+    async def _name(self, record: AdapterRecord, revision: int, files: AdapterFiles) -> bool:
+        """Stores the content of an adapter and sets its name; returns False if that has changed since `revision`."""
         await self._store.put(files)
-        await self._store.set_name(record)
+        if not await self._store.set_name(record, revision):
+            return False
         if not await self._store.has(files.digest):  # another executor has deleted it, before it had this name
             await self._store.put(files)
         _log.info("adapter_named", name=record.name, adapter=files.digest)
+        return True
 
     def _allowed(self, text: str) -> AdapterFiles:
         """Returns the files of an adapter that can be used, from a path within `--lora-dirs`. Blocks."""

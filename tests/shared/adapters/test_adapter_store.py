@@ -40,14 +40,15 @@ async def test_content_is_found_by_its_hash_and_names_by_their_model() -> None:
         assert await store.get(FILES.digest) == FILES
         with pytest.raises(ConfigurationError, match="does not have the adapter"):
             await store.get(OTHER.digest)
-        assert await store.record("a.b") is None
+        assert await store.record("a.b") == (None, 0)
         assert await store.records() == []
         records = [AdapterRecord(f"a.{i}", FILES.digest) for i in range(adapter_store.LIST_BATCH + 3)]
         for record in records:
-            await store.set_name(record)
+            assert await store.set_name(record, 0)
         removed = AdapterRecord("a.0", "")
-        await store.set_name(removed)
-        assert await store.record("a.0") == removed
+        _, revision = await store.record("a.0")
+        assert await store.set_name(removed, revision)
+        assert (await store.record("a.0"))[0] == removed
         assert sorted(await store.records(), key=str) == sorted([removed, *records[1:]], key=str)
         assert await AdapterStore(bus, "other").records() == []
 
@@ -56,7 +57,7 @@ async def test_content_without_a_name_is_deleted_after_a_time(monkeypatch: pytes
     async with opened() as (store, _):
         for files in (FILES, OTHER):
             await store.put(files)
-        await store.set_name(AdapterRecord("a", OTHER.digest))
+        await store.set_name(AdapterRecord("a", OTHER.digest), 0)
         await store.retire(FILES.digest)
         assert await store.get(FILES.digest) == FILES
         monkeypatch.setattr(adapter_store, "KEPT_SECONDS", 0.0)

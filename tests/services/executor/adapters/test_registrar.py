@@ -1,5 +1,6 @@
 """Names and content of adapters, as executors change them in the store of a real broker."""
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,11 +17,12 @@ from pagewire.services.executor.adapters.registrar import Registrar
 from pagewire.shared import subjects
 from pagewire.shared.adapters import files as adapter_files
 from pagewire.shared.adapters.adapter_store import AdapterStore
+from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.jetstream import API
 from pagewire.shared.bus.streams import ADAPTER_STREAM
 from pagewire.shared.errors import ConfigurationError, InvalidRequest
-from pagewire.shared.messages.adapters import AdapterRecord, LoadAdapterRequest
+from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest
 from pagewire.shared.settings.config import Settings
 from tests.services.executor.adapters.test_bad_adapters import MAX_RANK, modules
 from tests.support.adapters import write_adapter, write_gguf_adapter
@@ -130,7 +132,7 @@ async def test_a_start_restores_the_content_of_configured_adapters(tmp_path: Pat
     async with store_of_executor() as (store, bus):
         configured = registrar(store, tmp_path, lora_modules=f"a={path}")
         await configured.configure()
-        record = await store.record("a")
+        record, _ = await store.record("a")
         assert record is not None
         await lose_part(bus, record.digest)
         await configured.configure()
@@ -145,13 +147,75 @@ async def test_content_that_is_deleted_while_its_name_is_set_is_stored_again(tmp
             """Another executor deletes the content, which it has not seen a name of."""
 
             @override
-            async def set_name(self, record: AdapterRecord) -> None:
+            async def set_name(self, record: AdapterRecord, revision: int) -> bool:
                 request = msgspec.json.encode({"filter": f"{subjects.ADAPTER_CONTENT}.{record.digest}.*"})
                 await bus.request(f"{API}.STREAM.PURGE.{ADAPTER_STREAM}", request, timeout=PATIENCE)
-                await super().set_name(record)
+                return await super().set_name(record, revision)
 
         swept = Swept(bus, "m")
         reply = await registrar(swept, tmp_path).load(LoadAdapterRequest("a", str(path)))
         assert (await store.get(reply.digest)).digest == reply.digest
         await registrar(swept, tmp_path, lora_modules=f"b={path}").configure()
         assert (await store.get(reply.digest)).digest == reply.digest
+
+
+class Together(AdapterStore):
+    """Waits, before it stores content for the first time, until another one is about to do so."""
+
+    def __init__(self, bus: Bus, both: asyncio.Barrier) -> None:
+        super().__init__(bus, "m")
+        self.both: asyncio.Barrier | None = both
+
+    @override
+    async def put(self, files: AdapterFiles) -> None:
+        both, self.both = self.both, None
+        if both is not None:
+            await both.wait()
+        await super().put(files)
+
+
+async def load_together(bus: Bus, folder: Path, *names: str, replace: bool = False) -> list[Any]:
+    """What two executors answer that load another adapter each at the same time."""
+    both = asyncio.Barrier(2)
+    loads = [
+        registrar(Together(bus, both), folder).load(
+            LoadAdapterRequest(name, str(adapter(folder, seed)), load_inplace=replace)
+        )
+        for seed, name in enumerate(names)
+    ]
+    async with asyncio.timeout(PATIENCE):
+        return await asyncio.gather(*loads, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("names", "message"), [(("a", "a"), "another adapter a already"), (("a.b", "a_b"), "subject")])
+async def test_one_of_two_loads_of_a_name_is_refused(tmp_path: Path, names: tuple[str, str], message: str) -> None:
+    async with store_of_executor() as (store, bus):
+        await store.set_name(AdapterRecord(names[0], ""), 0)
+        answers = await load_together(bus, tmp_path, *names)
+        (refusal,) = (answer for answer in answers if isinstance(answer, Exception))
+        assert isinstance(refusal, InvalidRequest)
+        assert message in str(refusal)
+        (reply,) = (answer for answer in answers if isinstance(answer, AdapterReply))
+        record, _ = await store.record("a" if "a" in names else "a.b")
+        assert record == AdapterRecord(reply.lora_name, reply.digest)
+
+
+async def test_of_two_replacements_of_a_name_the_later_one_stays(tmp_path: Path) -> None:
+    async with store_of_executor() as (store, bus):
+        first, second = await load_together(bus, tmp_path, "a", "a", replace=True)
+        record, _ = await store.record("a")
+        assert record in [AdapterRecord("a", first.digest), AdapterRecord("a", second.digest)]
+
+
+async def test_two_executors_configure_the_same_names_at_once(tmp_path: Path) -> None:
+    modules = f"a={adapter(tmp_path)}"
+    async with store_of_executor() as (store, bus):
+        both = asyncio.Barrier(2)
+        starts = [registrar(Together(bus, both), tmp_path, lora_modules=modules).configure() for _ in range(2)]
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*starts)
+        record, revision = await store.record("a")
+        assert record is not None
+        assert record.configured == record.digest
+        assert not await store.set_name(AdapterRecord("a", ""), revision - 1)
+        assert await store.set_name(AdapterRecord("a", ""), revision)
