@@ -64,6 +64,7 @@ KINDS = (
             "services/detokenizer/frames/frame_sender.py": ("RETRY_INTERVAL",),
             "services/detokenizer/record_writer.py": ("RETRY_INTERVAL",),
             "services/detokenizer/service.py": ("KEEP_ALIVE_INTERVAL",),
+            "services/executor/adapters/registrar.py": ("SWEEP_INTERVAL",),
             "services/executor/devices/cpu/cores.py": ("INTERVAL",),
             "services/executor/devices/ranks/follower.py": ("BEAT_INTERVAL",),
             "services/executor/devices/ranks/followers.py": ("CHECK_INTERVAL",),

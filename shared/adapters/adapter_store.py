@@ -16,7 +16,7 @@ from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus, Headers, Message
 from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.bus.jetstream import API, CHANGED, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
-from pagewire.shared.bus.store_replies import put_reply
+from pagewire.shared.bus.store_replies import put_reply, stream_info
 from pagewire.shared.bus.streams import ADAPTER_STREAM as STREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, RequestTimeout, StorageRefused
 from pagewire.shared.messages import Decoder, encode
@@ -32,6 +32,8 @@ PAUSE = 1.0
 """Seconds between two attempts."""
 KEPT_SECONDS = 3600.0
 """Seconds for which content without a name is kept: longer than requests run."""
+SUBJECT = "Nats-Subject"
+"""Header with the subject under which a message was stored."""
 SEQUENCE = "Nats-Sequence"
 """Header with a message's number in the stream: the revision of a name."""
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -83,12 +85,18 @@ class AdapterStore:
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
+        await self.retire(files.digest)  # so that no executor deletes it before it has a name
         subject = f"{subjects.ADAPTER_CONTENT}.{files.digest}"
         data = await asyncio.to_thread(msgspec.msgpack.encode, files)
         size = min(PART_BYTES, self._bus.max_payload // 2)
         parts = range(0, len(data), size)
-        for number, begin in enumerate(parts):
-            await self._replace(f"{subject}.{number}", data[begin : begin + size])
+        try:
+            for number, begin in enumerate(parts):
+                await self._replace(f"{subject}.{number}", data[begin : begin + size])
+        except StorageRefused:
+            if not await self.has(files.digest):  # the parts that are there take the room of other adapters
+                await self._purge(f"{subject}.*")
+            raise
         await self._replace(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
 
     async def has(self, digest: str) -> bool:
@@ -146,28 +154,59 @@ class AdapterStore:
         return [record for record in records if record is not None]
 
     async def retire(self, digest: str) -> None:
-        """Notes that content has lost a name, and deletes what has had none for `KEPT_SECONDS`.
+        """Marks the content `digest` as without a name from now on. If it still has one, the mark means nothing.
 
-        Until then, requests that have begun with it can go on, also on an executor that starts again.
+        For `KEPT_SECONDS`, requests that have begun with it can go on, also on an executor that starts again.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
         await self._put(f"{subjects.ADAPTER_RETIRED}.{digest}", b"-")
-        marks = {
-            message.headers["Nats-Subject"].rpartition(".")[2]: _stored_at(message)
-            async for message in self._messages(f"{subjects.ADAPTER_RETIRED}.*")
-        }
-        records = [_records.try_decode(m.data) async for m in self._messages(f"{subjects.ADAPTER_NAME}.*.*")]
-        named, now = {record.digest for record in records if record is not None}, max(marks.values())
-        for retired, since in marks.items():
-            if now - since >= KEPT_SECONDS:
-                if retired not in named:
-                    await self._purge(f"{subjects.ADAPTER_CONTENT}.{retired}.*")
-                await self._purge(f"{subjects.ADAPTER_RETIRED}.{retired}")
 
-    async def _purge(self, pattern: str) -> None:
-        await self._call("PURGE", {"filter": pattern})
+    async def sweep(self) -> None:
+        """Deletes content that has had a mark for `KEPT_SECONDS` and no name, and marks all other without a name.
+
+        Raises:
+            BusError: JetStream does not answer, or refuses a change.
+        """
+        now, stored = await self._contents()
+        marks = {_last_token(mark): mark async for mark in self._messages(f"{subjects.ADAPTER_RETIRED}.*")}
+        records = [_records.try_decode(m.data) async for m in self._messages(f"{subjects.ADAPTER_NAME}.*.*")]
+        named = {record.digest for record in records if record is not None}
+        for digest, mark in marks.items():
+            if digest not in named:
+                if now - _stored_at(mark) < KEPT_SECONDS or await self._is_marked_again(mark):
+                    continue
+                await self._purge(f"{subjects.ADAPTER_CONTENT}.{digest}.*")
+            await self._purge(mark.headers[SUBJECT], 1 + int(mark.headers[SEQUENCE]))
+        for digest in stored - named - marks.keys():  # as when an executor ends while it stores the content
+            await self.retire(digest)
+
+    async def _contents(self) -> tuple[float, set[str]]:
+        """Returns the broker's time, as Unix time in seconds, and the hashes of all content, complete or not."""
+        digests: set[str] = set()
+        now, offset, total = 0.0, 0, 1
+        while offset < total:
+            request = {"subjects_filter": f"{subjects.ADAPTER_CONTENT}.>", "offset": offset}
+            reply = await self._request(f"{API}.STREAM.INFO.{STREAM}", msgspec.json.encode(request))
+            info = stream_info.decode(reply.data)
+            if info.error is not None or info.ts is None:
+                raise StorageRefused(STREAM, "" if info.error is None else info.error.description)
+            parts = info.state.subjects or {}
+            digests.update(part.split(".")[-2] for part in parts)
+            now, offset, total = info.ts.timestamp(), offset + max(1, len(parts)), info.total
+        return now, digests
+
+    async def _is_marked_again(self, mark: Message) -> bool:
+        """Returns whether content has a newer mark than this one: an executor is about to give it a name."""
+        last = await self._last(mark.headers[SUBJECT])
+        return last is not None and last.headers[SEQUENCE] != mark.headers[SEQUENCE]
+
+    async def _purge(self, pattern: str, before: int = 0) -> None:
+        """Deletes the messages of subjects that match, those with lower numbers than `before`; 0: all."""
+        error = await self._call("PURGE", {"filter": pattern, "seq": before})
+        if error is not None:
+            raise StorageRefused(pattern, error.description)
 
     async def _call(self, verb: str, config: Mapping[str, Any]) -> Error | None:
         """Returns why JetStream refuses a call of its API for the stream, None if it does not."""
@@ -231,6 +270,11 @@ def _decode(digest: str, parts: Sequence[bytes]) -> AdapterFiles:
     if files.digest != digest:
         raise ConfigurationError("the broker has damaged the adapter: load it again")
     return files
+
+
+def _last_token(message: Message) -> str:
+    """Returns the last token of the subject under which a message was stored."""
+    return message.headers[SUBJECT].rpartition(".")[2]
 
 
 def _stored_at(message: Message) -> float:

@@ -54,7 +54,7 @@ _STREAMS = tuple(
 )
 _GET_ADAPTERS = (f"{API}.DIRECT.GET.{ADAPTER_STREAM}", f"{API}.DIRECT.GET.{ADAPTER_STREAM}.>")
 _SET_ADAPTERS = (
-    *(f"{API}.STREAM.{verb}.{ADAPTER_STREAM}" for verb in ("CREATE", "UPDATE", "PURGE")),
+    *(f"{API}.STREAM.{verb}.{ADAPTER_STREAM}" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")),
     f"{subjects.ADAPTER}.>",
 )
 """Subjects that create the store of adapters and write to it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -11,10 +12,13 @@ from pagewire.services.executor.adapters.targets import Targets
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.adapters.files import CONFIG, WEIGHTS, AdapterFiles, read_files
 from pagewire.shared.adapters.lora_modules import check_name, lora_modules
-from pagewire.shared.errors import ConfigurationError, InvalidRequest, ModelNotFound
+from pagewire.shared.errors import BusError, ConfigurationError, InvalidRequest, ModelNotFound, StorageRefused
 from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.models import model_folder
 from pagewire.shared.settings.config import Settings, names
+
+SWEEP_INTERVAL = 600.0
+"""Seconds between two searches for content without a name."""
 
 _log = structlog.get_logger()
 
@@ -36,6 +40,7 @@ class Registrar:
             ConfigurationError: an adapter cannot be used.
             BusError: the broker cannot store it.
         """
+        await self._sweep()
         for module in lora_modules(self._settings):
             try:
                 files = await asyncio.to_thread(self._checked, Path(module.path))
@@ -43,6 +48,12 @@ class Registrar:
                 raise ConfigurationError(f"adapter {module.name}: {error}") from error
             while not await self._configure(module.name, files):
                 continue
+
+    async def run(self) -> None:
+        """Deletes content that no name has had for long, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL)
+            await self._sweep()
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
         """Gives a name an adapter.
@@ -72,17 +83,18 @@ class Registrar:
             record, revision = await self._store.record(request.lora_name)
             if record is None or not record.digest or record.name != request.lora_name:
                 raise ModelNotFound(f"there is no adapter {request.lora_name}: GET /v1/models lists them")
+            with suppress(StorageRefused):  # a full disk keeps no name: a sweep marks the content later
+                await self._store.retire(record.digest)
             if await self._store.set_name(AdapterRecord(record.name, "", record.configured), revision):
                 break
         _log.info("adapter_removed", name=record.name, adapter=record.digest)
-        await self._store.retire(record.digest)
         return AdapterReply(record.name, record.digest)
 
     async def _configure(self, name: str, files: AdapterFiles) -> bool:
         """Gives a name of the settings its content; returns False if the name has changed meanwhile."""
         record, revision = await self._store.record(name)
         if record is None or record.configured != files.digest:
-            return await self._name(AdapterRecord(name, files.digest, files.digest), revision, files)
+            return await self._name(AdapterRecord(name, files.digest, files.digest), record, revision, files)
         if record.digest == files.digest:
             await self._store.put(files)
         return True
@@ -96,11 +108,7 @@ class Registrar:
         if record is not None and record.digest and not replace:
             raise InvalidRequest(f"there is another adapter {name} already: set load_inplace to replace it")
         configured = record.configured if record is not None and record.name == name else ""
-        if not await self._name(AdapterRecord(name, files.digest, configured), revision, files):
-            return False
-        if record is not None and record.digest:
-            await self._store.retire(record.digest)
-        return True
+        return await self._name(AdapterRecord(name, files.digest, configured), record, revision, files)
 
     async def _record(self, name: str) -> tuple[AdapterRecord | None, int]:
         """Returns the record of a name that an adapter may have, and its revision.
@@ -114,15 +122,29 @@ class Registrar:
             check_name(name, [record.name])
         return record, revision
 
-    async def _name(self, record: AdapterRecord, revision: int, files: AdapterFiles) -> bool:
-        """Stores the content of an adapter and sets its name; returns False if that has changed since `revision`."""
+    async def _name(
+        self, record: AdapterRecord, before: AdapterRecord | None, revision: int, files: AdapterFiles
+    ) -> bool:
+        """Stores the content of an adapter and sets its name, which had the record `before` at `revision`.
+
+        Returns False if the name has changed since.
+        """
+        await self._sweep()  # which may make room
         await self._store.put(files)
+        if before is not None and before.digest:
+            await self._store.retire(before.digest)
         if not await self._store.set_name(record, revision):
             return False
         if not await self._store.has(files.digest):  # another executor has deleted it, before it had this name
             await self._store.put(files)
         _log.info("adapter_named", name=record.name, adapter=files.digest)
         return True
+
+    async def _sweep(self) -> None:
+        try:
+            await self._store.sweep()
+        except BusError as error:
+            _log.warning("adapters_not_swept", reason=str(error))
 
     def _allowed(self, text: str) -> AdapterFiles:
         """Returns the files of an adapter that can be used, from a path within `--lora-dirs`. Blocks."""

@@ -57,7 +57,7 @@ GET_ADAPTERS = {
 ADAPTERS = {"pagewire.v1.adapters.load.m", "pagewire.v1.adapters.unload.m"}
 ADAPTER_NAME = "pagewire.adapter.name.m.a"
 SET_ADAPTERS = {
-    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_ADAPTERS" for verb in ("CREATE", "UPDATE", "PURGE")),
+    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_ADAPTERS" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")),
     ADAPTER_NAME,
     "pagewire.adapter.content.h.0",
 }

@@ -13,16 +13,18 @@ import pytest
 from typing_extensions import override
 
 from pagewire.embedded.broker import Broker
+from pagewire.services.executor.adapters import registrar as registrar_module
 from pagewire.services.executor.adapters.registrar import Registrar
 from pagewire.shared import subjects
+from pagewire.shared.adapters import adapter_store
 from pagewire.shared.adapters import files as adapter_files
 from pagewire.shared.adapters.adapter_store import AdapterStore
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.jetstream import API
 from pagewire.shared.bus.streams import ADAPTER_STREAM
-from pagewire.shared.errors import ConfigurationError, InvalidRequest
-from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest
+from pagewire.shared.errors import ConfigurationError, InvalidRequest, StorageRefused
+from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.settings.config import Settings
 from tests.services.executor.adapters.test_bad_adapters import MAX_RANK, modules
 from tests.support.adapters import write_adapter, write_gguf_adapter
@@ -219,3 +221,49 @@ async def test_two_executors_configure_the_same_names_at_once(tmp_path: Path) ->
         assert record.configured == record.digest
         assert not await store.set_name(AdapterRecord("a", ""), revision - 1)
         assert await store.set_name(AdapterRecord("a", ""), revision)
+
+
+async def test_content_that_the_settings_replace_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with store_of_executor() as (store, _):
+        digests = []
+        for seed in range(2):
+            await registrar(store, tmp_path, lora_modules=f"a={adapter(tmp_path, seed)}").configure()
+            record, _ = await store.record("a")
+            assert record is not None
+            digests.append(record.digest)
+        assert [await store.has(digest) for digest in digests] == [True, True]
+        monkeypatch.setattr(adapter_store, "KEPT_SECONDS", 0.0)
+        await store.sweep()
+        assert [await store.has(digest) for digest in digests] == [False, True]
+
+
+async def test_a_name_is_removed_though_the_disk_is_full(tmp_path: Path) -> None:
+    class Full(AdapterStore):
+        """Has no room for a mark."""
+
+        @override
+        async def retire(self, digest: str) -> None:
+            raise StorageRefused(digest, "maximum bytes exceeded")
+
+    async with store_of_executor() as (store, bus):
+        await registrar(store, tmp_path).load(LoadAdapterRequest("a", str(adapter(tmp_path))))
+        await registrar(Full(bus, "m"), tmp_path).unload(UnloadAdapterRequest("a"))
+        record, _ = await store.record("a")
+        assert record is not None
+        assert record.digest == ""
+
+
+async def test_an_executor_deletes_content_though_no_name_changes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "SWEEP_INTERVAL", 0.01)
+    async with store_of_executor() as (store, _):
+        names = registrar(store, tmp_path)
+        digest = (await names.load(LoadAdapterRequest("a", str(adapter(tmp_path))))).digest
+        await names.unload(UnloadAdapterRequest("a"))
+        monkeypatch.setattr(adapter_store, "KEPT_SECONDS", 0.0)
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(names.run())
+            while await store.has(digest):  # noqa: ASYNC110 - the store is asked each time
+                await asyncio.sleep(0)
+            running.cancel()
