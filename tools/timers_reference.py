@@ -193,7 +193,7 @@ KINDS = (
         "an error that names it. The next request asks for the adapter again.",
         {
             "pagewire/client/adapter_changes.py": ("RETRY_FOR",),
-            "services/executor/adapters/peft_config.py": ("PATTERN_SECONDS",),
+            "services/executor/adapters/patterns.py": ("PATTERN_SECONDS", "TOTAL_SECONDS"),
             "services/executor/service.py": ("FETCH_TIMEOUT",),
             "shared/adapters/adapter_store.py": ("TIMEOUT", "KEPT_SECONDS"),
         },
