@@ -130,7 +130,10 @@ class AdapterStore:
         subject, expected = self._subject(record.name), {EXPECTED_SEQUENCE: str(revision)}
         stored = put_reply.decode((await self._request(subject, encode(record), expected)).data)
         if stored.error is not None and stored.error.err_code in CHANGED:
-            return (await self.record(record.name))[0] == record  # an earlier attempt has set it, whose answer was lost
+            current, revision = await self.record(record.name)
+            if current is not None and current != record:  # those who follow the name have seen the refused record
+                await self._request(subject, encode(current), {EXPECTED_SEQUENCE: str(revision)})
+            return current == record  # an earlier attempt has set it, whose answer was lost
         if stored.error is not None:
             raise StorageRefused(subject, stored.error.description)
         return True

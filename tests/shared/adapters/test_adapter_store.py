@@ -9,7 +9,7 @@ import pytest
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
 from pagewire.shared.adapters import adapter_store
-from pagewire.shared.adapters.adapter_store import AdapterStore
+from pagewire.shared.adapters.adapter_store import AdapterStore, pattern_of, record_of
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus, Headers, Message
 from pagewire.shared.bus.jetstream import API
@@ -18,7 +18,7 @@ from pagewire.shared.bus.streams import ADAPTER_STREAM
 from pagewire.shared.errors import ConfigurationError, StorageRefused
 from pagewire.shared.messages.adapters import AdapterRecord
 from tests.support.broker import connect_role
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +64,24 @@ async def test_content_is_found_by_its_hash_and_names_by_their_model() -> None:
         assert (await store.record("a.0"))[0] == removed
         assert sorted(await store.records(), key=str) == sorted([removed, *records[1:]], key=str)
         assert await AdapterStore(bus, "other").records() == []
+
+
+async def test_whoever_follows_a_name_sees_the_change_last_that_the_store_has_taken() -> None:
+    """A change that the store refuses is a message like any other."""
+    async with Broker(port=0, max_store=256 << 20) as broker:
+        bus, follower = await connect_role(broker, "executor"), await connect_role(broker, "tokenizer")
+        try:
+            store, received = AdapterStore(bus, "m"), list[AdapterRecord | None]()
+            await store.prepare(64 << 20, 1)
+            await follower.subscribe(pattern_of("m"), lambda message: received.append(record_of(message)))
+            taken, refused = AdapterRecord("a", FILES.digest), AdapterRecord("a", OTHER.digest)
+            assert await store.set_name(taken, 0)
+            assert not await store.set_name(refused, 0)
+            await until(lambda: received == [taken, refused, taken])
+            assert (await store.record("a"))[0] == taken
+        finally:
+            await follower.close()
+            await bus.close()
 
 
 async def test_content_without_a_name_is_deleted_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,8 +219,8 @@ async def test_two_executors_configure_the_same_names_at_once(tmp_path: Path) ->
         record, revision = await store.record("a")
         assert record is not None
         assert record.configured == record.digest
-        assert not await store.set_name(AdapterRecord("a", ""), revision - 1)
         assert await store.set_name(AdapterRecord("a", ""), revision)
+        assert not await store.set_name(record, revision)
 
 
 async def test_content_that_the_settings_replace_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
