@@ -15,8 +15,18 @@ from pagewire.shared import subjects
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus, Headers, Message
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.jetstream import API, CHANGED, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
-from pagewire.shared.bus.store_replies import put_reply, stream_info
+from pagewire.shared.bus.jetstream import (
+    API,
+    CHANGED,
+    NAME_IN_USE,
+    NO_MESSAGE,
+    NO_ROOM,
+    NOT_FOUND,
+    Error,
+    error_of,
+    refusal,
+)
+from pagewire.shared.bus.store_replies import RecordMessage, get_reply, put_reply, stream_info
 from pagewire.shared.bus.streams import ADAPTER_STREAM as STREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, RequestTimeout, StorageRefused
 from pagewire.shared.messages import Decoder, encode
@@ -105,7 +115,7 @@ class AdapterStore:
         Raises:
             BusError: JetStream does not answer.
         """
-        return await self._get(f"{subjects.ADAPTER_CONTENT}.{digest}.parts") is not None
+        return await self._newest(f"{subjects.ADAPTER_CONTENT}.{digest}.parts") is not None
 
     async def get(self, digest: str) -> AdapterFiles:
         """Returns the content with this hash.
@@ -115,8 +125,8 @@ class AdapterStore:
             BusError: JetStream does not answer.
         """
         subject = f"{subjects.ADAPTER_CONTENT}.{digest}"
-        count = await self._get(f"{subject}.parts")
-        parts = [await self._get(f"{subject}.{number}") for number in range(int(count or b"0"))]
+        count = await self._find(f"{subject}.parts")
+        parts = [await self._find(f"{subject}.{number}") for number in range(int(count or b"0"))]
         if not parts or None in parts:
             raise ConfigurationError("the broker does not have the adapter: load it again")
         return await asyncio.to_thread(_decode, digest, [part for part in parts if part is not None])
@@ -144,11 +154,11 @@ class AdapterStore:
         Raises:
             BusError: JetStream does not answer.
         """
-        message = await self._last(self._subject(name))
-        return (None, 0) if message is None else (_records.try_decode(message.data), int(message.headers[SEQUENCE]))
+        message = await self._newest(self._subject(name))
+        return (None, 0) if message is None else (_records.try_decode(message.data), message.seq)
 
     async def records(self) -> list[AdapterRecord]:
-        """Returns the records of all names of the model, those without an adapter too.
+        """Returns the records of all names of the model, those without an adapter too. Newer ones may be missing.
 
         Raises:
             BusError: JetStream does not answer.
@@ -202,8 +212,8 @@ class AdapterStore:
 
     async def _is_marked_again(self, mark: Message) -> bool:
         """Returns whether content has a newer mark than this one: an executor is about to give it a name."""
-        last = await self._last(mark.headers[SUBJECT])
-        return last is not None and last.headers[SEQUENCE] != mark.headers[SEQUENCE]
+        last = await self._newest(mark.headers[SUBJECT])
+        return last is not None and last.seq != int(mark.headers[SEQUENCE])
 
     async def _purge(self, pattern: str, before: int = 0) -> None:
         """Deletes the messages of subjects that match, those with lower numbers than `before`; 0: all."""
@@ -237,13 +247,24 @@ class AdapterStore:
             raise StorageRefused(subject, stored.error.description)
 
     async def _get(self, subject: str) -> bytes | None:
-        message = await self._last(subject)
-        return None if message is None else message.data
-
-    async def _last(self, subject: str) -> Message | None:
-        """Returns the last message of a subject; None: there is none."""
+        """Returns the last message of a subject; None: the server that was asked has none, as it may be behind."""
         message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
-        return None if STATUS in message.headers else message
+        return None if STATUS in message.headers else message.data
+
+    async def _find(self, subject: str) -> bytes | None:
+        """Returns the last message of a subject; None: there is none."""
+        if (data := await self._get(subject)) is not None:
+            return data
+        newest = await self._newest(subject)
+        return None if newest is None else newest.data
+
+    async def _newest(self, subject: str) -> RecordMessage | None:
+        """Returns the last message of a subject, as the leader of a cluster has it; None: there is none."""
+        request = msgspec.json.encode({"last_by_subj": subject})
+        reply = get_reply.decode((await self._request(f"{API}.STREAM.MSG.GET.{STREAM}", request)).data)
+        if reply.error is not None and reply.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, reply.error.description)
+        return reply.message
 
     def _subject(self, name: str) -> str:
         return f"{self._names}.{subjects.model_token(name)}"

@@ -62,6 +62,8 @@ class RecordMessage(msgspec.Struct):
     """A message of a stream."""
 
     data: bytes = b""
+    seq: int = 0
+    """Its number in the stream."""
 
 
 class GetReply(Reply):

@@ -53,6 +53,7 @@ GET_DONE = {"$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r", "$JS.API.STREAM.
 GET_ADAPTERS = {
     "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS",
     "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS.pagewire.adapter.name.m.a",
+    "$JS.API.STREAM.MSG.GET.PAGEWIRE_ADAPTERS",
 }
 ADAPTERS = {"pagewire.v1.adapters.load.m", "pagewire.v1.adapters.unload.m"}
 ADAPTER_NAME = "pagewire.adapter.name.m.a"

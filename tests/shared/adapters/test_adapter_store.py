@@ -12,6 +12,7 @@ from pagewire.shared.adapters import adapter_store
 from pagewire.shared.adapters.adapter_store import AdapterStore, pattern_of, record_of
 from pagewire.shared.adapters.files import AdapterFiles
 from pagewire.shared.bus import Bus, Headers, Message
+from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.bus.jetstream import API
 from pagewire.shared.bus.store_replies import stream_info
 from pagewire.shared.bus.streams import ADAPTER_STREAM
@@ -163,6 +164,26 @@ async def test_content_that_cannot_be_deleted_now_is_deleted_later(monkeypatch: 
         assert await store.has(FILES.digest)
         await store.sweep()
         assert not await store.has(FILES.digest)
+
+
+async def test_reads_do_not_depend_on_a_server_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster any server may answer DIRECT.GET, also one that does not have the message yet."""
+    async with opened() as (store, bus):
+        await store.put(FILES)
+        await store.set_name(AdapterRecord("a", FILES.digest), 0)
+        request = bus.request
+
+        async def behind(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+            if ".DIRECT.GET." in subject:
+                return Message(subject, b"", headers={STATUS: "404"})
+            return await request(subject, data, timeout=timeout, headers=headers)
+
+        monkeypatch.setattr(bus, "request", behind)
+        assert (await store.record("a"))[0] == AdapterRecord("a", FILES.digest)
+        assert await store.has(FILES.digest)
+        assert await store.get(FILES.digest) == FILES
+        assert await store.record("b") == (None, 0)
+        assert not await store.has(OTHER.digest)
 
 
 async def test_the_broker_must_have_room() -> None:
