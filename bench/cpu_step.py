@@ -285,7 +285,7 @@ def _adapters(adapters: CpuAdapters, rows: int, options: argparse.Namespace) -> 
         for target in adapters.targets.products.values():
             factors = torch.randn(options.rank, target.inputs), torch.randn(target.outputs, options.rank) * 1e-4
             updates.setdefault(target.path, []).append(LowRank(*factors, target.first, 1.0))
-        adapter = SequenceAdapter("")
+        adapter = SequenceAdapter()
         adapter.put(adapters.pack(Adapter(updates)))
         loaded.append(adapter)
     for slot in range(options.plain, rows):

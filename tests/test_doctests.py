@@ -22,6 +22,7 @@ MODULES = [
     "pagewire.services.executor.devices.cpu.ranks.shared_calls",
     "pagewire.services.executor.devices.ranks.startup",
     "pagewire.services.executor.adapters.cut",
+    "pagewire.services.executor.adapters.patterns",
     "pagewire.services.executor.devices.cuda.adapters",
     "pagewire.services.executor.devices.cuda.open",
     "pagewire.services.executor.devices.edits",

@@ -64,6 +64,7 @@ KINDS = (
             "services/detokenizer/frames/frame_sender.py": ("RETRY_INTERVAL",),
             "services/detokenizer/record_writer.py": ("RETRY_INTERVAL",),
             "services/detokenizer/service.py": ("KEEP_ALIVE_INTERVAL",),
+            "services/executor/adapters/registrar.py": ("SWEEP_INTERVAL",),
             "services/executor/devices/cpu/cores.py": ("INTERVAL",),
             "services/executor/devices/ranks/follower.py": ("BEAT_INTERVAL",),
             "services/executor/devices/ranks/followers.py": ("CHECK_INTERVAL",),
@@ -192,7 +193,7 @@ KINDS = (
         "an error that names it. The next request asks for the adapter again.",
         {
             "pagewire/client/adapter_changes.py": ("RETRY_FOR",),
-            "services/executor/adapters/peft_config.py": ("PATTERN_SECONDS",),
+            "services/executor/adapters/patterns.py": ("PATTERN_SECONDS", "TOTAL_SECONDS"),
             "services/executor/service.py": ("FETCH_TIMEOUT",),
             "shared/adapters/adapter_store.py": ("TIMEOUT", "KEPT_SECONDS"),
         },

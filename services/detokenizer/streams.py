@@ -150,7 +150,7 @@ class Streams:
         stream.attachment = attach
         stream.incomplete = False
         for failed in ERRORS.intersection(attach.finishes):
-            self.abort(stream, _error_of(failed))
+            self.abort(stream, _error_of(failed, stream.adapter))
             return _attached(stream, AttachState.ENDED)
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
@@ -219,7 +219,7 @@ class Streams:
                 self._finish(stream)
         for stream, finish in effects.failed.items():
             self._metrics.not_finite += finish == Finish.NOT_FINITE
-            self.abort(stream, _error_of(finish))
+            self.abort(stream, _error_of(finish, stream.adapter))
         for stream in effects.gapped:
             self._ask_again(stream)
         self._sender.drain()
@@ -306,6 +306,7 @@ class Streams:
             prompts=request.prompts if request.prompt_logprobs or request.return_token_ids else (),
             chat_format=request.chat_format,
             best=request.best,
+            adapter=request.adapter,
             num_prompts=len(request.prompts),
             hides_logprobs=request.hides_logprobs,
             times=Times(time.time() - max(0.0, request.timeout_ms / 1000 - timeout)),
@@ -407,6 +408,8 @@ def _attached(stream: Stream, state: AttachState) -> Attached:
     return Attached(state, tuple(pack(completion.tokens) for completion in stream.completions), pack(ended))
 
 
-def _error_of(finish: int) -> RequestError:
-    """Returns the error of a request that has one of `step.ERRORS`."""
+def _error_of(finish: int, adapter: str) -> RequestError:
+    """Returns the error of a request for `adapter` that has one of `step.ERRORS`."""
+    if finish == Finish.ADAPTER_LOST:
+        return Unavailable(f"adapter {adapter} cannot be loaded: send the request again, or load the adapter again")
     return InvalidRequest(GRAMMAR_LIMIT) if finish == Finish.GRAMMAR_LIMIT else Internal(NOT_FINITE)

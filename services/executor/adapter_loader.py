@@ -21,34 +21,28 @@ FetchAdapter = Callable[[str], AdapterFiles]
 """Returns the files of an adapter with a hash, in bounded time, or raises ConfigurationError. Called on a thread."""
 
 
-class AdapterGone(RuntimeError):
-    """The adapter of a sequence in a step could not be loaded. The log says why."""
-
-
 class SequenceAdapter(LoadedAdapter):
     """An adapter that is loaded, or that will be.
 
     Attributes:
-        ready: whether it is there, or cannot be had.
+        ready: whether loading has ended, successfully or not.
     """
 
-    def __init__(self, digest: str) -> None:
+    def __init__(self) -> None:
         self.ready = False
-        self._digest = digest
         self._packed: Any = None
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     @property
     def lost(self) -> bool:
-        """Whether it cannot be had."""
+        """Whether loading has failed. The log says why."""
         return self.ready and self._packed is None
 
     @property
     @override
     def packed(self) -> Any:
-        if self._packed is None:
-            raise AdapterGone(f"adapter {self._digest} is not in memory")
+        assert self._packed is not None, "no sequence runs without its adapter"
         return self._packed
 
     def notify(self, loaded: Callable[[], None]) -> None:
@@ -58,7 +52,7 @@ class SequenceAdapter(LoadedAdapter):
                 self._waiting.append(loaded)
 
     def put(self, packed: Any) -> None:
-        """Makes it ready. None: it cannot be had."""
+        """Ends the loading with the packed adapter; None: loading failed."""
         with self._lock:
             self._packed, self.ready = packed, True
             waiting, self._waiting = self._waiting, []
@@ -82,7 +76,7 @@ class AdapterLoader:
         """Returns the adapter of a hash. If it is not ready, `loaded` is called on another thread when it is."""
         adapter = self._adapters.get(digest)
         if adapter is None or adapter.lost:
-            adapter = self._adapters[digest] = SequenceAdapter(digest)
+            adapter = self._adapters[digest] = SequenceAdapter()
             self._thread.submit(self._read, digest, adapter)
         adapter.notify(loaded)
         self._adapters.move_to_end(digest)

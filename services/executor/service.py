@@ -141,7 +141,8 @@ class Executor:
         instance = self._context.instance
         # First, as schedulers claim an executor as soon as it can be asked.
         targets = device.adapter_targets
-        adapters = await self._open_adapters(targets) if targets is not None else None
+        registrar = await self._open_adapters(targets) if targets is not None else None
+        adapters = None if registrar is None else AdapterRequests(self._bus, self._context.model, registrar)
         await self._peers.listen("scheduler", self._on_heartbeat, self._on_scheduler_ended)
         subscriptions = [
             await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
@@ -157,20 +158,21 @@ class Executor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._replay_responder.run())
-                if adapters is not None:
+                if registrar is not None and adapters is not None:
+                    tasks.create_task(registrar.run())
                     tasks.create_task(adapters.run())
                 await device.failure()
         finally:
             for subscription in subscriptions:
                 await subscription.unsubscribe()
 
-    async def _open_adapters(self, targets: Targets) -> AdapterRequests:
-        """Gives the adapters of the settings their names; returns what serves requests to change them."""
+    async def _open_adapters(self, targets: Targets) -> Registrar:
+        """Gives the adapters of the settings their names; returns what changes them from then on."""
         settings = self._context.settings
         await self._adapters.prepare(settings.adapter_store, store_replicas(settings))
         registrar = Registrar(self._adapters, settings, targets)
         await registrar.configure()
-        return AdapterRequests(self._bus, self._context.model, registrar)
+        return registrar
 
     def _fetch_adapter(self, loop: asyncio.AbstractEventLoop, digest: str) -> AdapterFiles:
         """Returns the files of an adapter. Called on another thread than that of the event loop."""

@@ -78,11 +78,14 @@ class ServedAdapters:
             read_again.clear()
             received.clear()
             try:
-                records = [*await store.records(), *received]  # those that came meanwhile may be newer
+                records = [record for record in await store.records() if self._differs(record)]
+                # The server that was asked may be behind others of a cluster, and may revert no name.
+                confirmed = [(await store.record(record.name))[0] for record in records]
             except BusError as error:
                 _log.debug("adapters_not_read", reason=str(error))
             else:
-                changes = [self._set(record) for record in records]
+                # Those that came meanwhile may be newer.
+                changes = [self._set(record) for record in (*confirmed, *received) if record is not None]
                 if any(changes) or not self.known:
                     self.known = True
                     on_change()
@@ -92,14 +95,21 @@ class ServedAdapters:
             except TimeoutError:
                 continue
 
+    def _differs(self, record: AdapterRecord) -> bool:
+        """Returns whether a record says something else of its name than what is known."""
+        return self.find(subjects.model_token(record.name)) != _adapter_of(record)
+
     def _set(self, record: AdapterRecord) -> bool:
         """Applies a record; returns whether it changes anything."""
-        token = subjects.model_token(record.name)
-        adapter = ServedAdapter(record.name, record.digest) if record.digest else None
-        if self._by_token.get(token) == adapter:
+        token, adapter = subjects.model_token(record.name), _adapter_of(record)
+        if not self._differs(record):
             return False
         if adapter is None:
             del self._by_token[token]
         else:
             self._by_token[token] = adapter
         return True
+
+
+def _adapter_of(record: AdapterRecord) -> ServedAdapter | None:
+    return ServedAdapter(record.name, record.digest) if record.digest else None

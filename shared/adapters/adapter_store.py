@@ -5,7 +5,7 @@ subject learn of it at once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,10 +13,20 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.adapters.files import AdapterFiles
-from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus import Bus, Headers, Message
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.jetstream import API, NAME_IN_USE, NO_ROOM, NOT_FOUND, Error, error_of, refusal
-from pagewire.shared.bus.store_replies import put_reply
+from pagewire.shared.bus.jetstream import (
+    API,
+    CHANGED,
+    NAME_IN_USE,
+    NO_MESSAGE,
+    NO_ROOM,
+    NOT_FOUND,
+    Error,
+    error_of,
+    refusal,
+)
+from pagewire.shared.bus.store_replies import RecordMessage, get_reply, put_reply, stream_info
 from pagewire.shared.bus.streams import ADAPTER_STREAM as STREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders, RequestTimeout, StorageRefused
 from pagewire.shared.messages import Decoder, encode
@@ -32,6 +42,12 @@ PAUSE = 1.0
 """Seconds between two attempts."""
 KEPT_SECONDS = 3600.0
 """Seconds for which content without a name is kept: longer than requests run."""
+SUBJECT = "Nats-Subject"
+"""Header with the subject under which a message was stored."""
+SEQUENCE = "Nats-Sequence"
+"""Header with a message's number in the stream: the revision of a name."""
+EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+"""Header with the number that the last message of the subject must have; 0: there must be none."""
 LIST_BATCH = 256
 """Maximum number of records in an answer."""
 
@@ -74,20 +90,32 @@ class AdapterStore:
             raise refusal(STREAM, error)
 
     async def put(self, files: AdapterFiles) -> None:
-        """Stores the content of an adapter, if it is not there.
+        """Stores what is missing or damaged of an adapter's content. Another thread should have computed its digest.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
+        await self.retire(files.digest)  # so that no executor deletes it before it has a name
         subject = f"{subjects.ADAPTER_CONTENT}.{files.digest}"
-        if await self._get(f"{subject}.parts") is not None:
-            return
-        data = msgspec.msgpack.encode(files)
+        data = await asyncio.to_thread(msgspec.msgpack.encode, files)
         size = min(PART_BYTES, self._bus.max_payload // 2)
         parts = range(0, len(data), size)
-        for number, begin in enumerate(parts):
-            await self._put(f"{subject}.{number}", data[begin : begin + size])
-        await self._put(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
+        try:
+            for number, begin in enumerate(parts):
+                await self._replace(f"{subject}.{number}", data[begin : begin + size])
+        except StorageRefused:
+            if not await self.has(files.digest):  # the parts that are there take the room of other adapters
+                await self._purge(f"{subject}.*")
+            raise
+        await self._replace(f"{subject}.parts", str(len(parts)).encode())  # last, as it says that all parts are there
+
+    async def has(self, digest: str) -> bool:
+        """Returns whether there is content with this hash. It may be damaged.
+
+        Raises:
+            BusError: JetStream does not answer.
+        """
+        return await self._newest(f"{subjects.ADAPTER_CONTENT}.{digest}.parts") is not None
 
     async def get(self, digest: str) -> AdapterFiles:
         """Returns the content with this hash.
@@ -97,37 +125,40 @@ class AdapterStore:
             BusError: JetStream does not answer.
         """
         subject = f"{subjects.ADAPTER_CONTENT}.{digest}"
-        count = await self._get(f"{subject}.parts")
-        parts = [await self._get(f"{subject}.{number}") for number in range(int(count or b"0"))]
+        count = await self._find(f"{subject}.parts")
+        parts = [await self._find(f"{subject}.{number}") for number in range(int(count or b"0"))]
         if not parts or None in parts:
             raise ConfigurationError("the broker does not have the adapter: load it again")
-        try:
-            files = msgspec.msgpack.decode(b"".join(part for part in parts if part is not None), type=AdapterFiles)
-        except msgspec.DecodeError as error:
-            raise ConfigurationError("the broker has damaged the adapter: load it again") from error
-        if files.digest != digest:
-            raise ConfigurationError("the broker has damaged the adapter: load it again")
-        return files
+        return await asyncio.to_thread(_decode, digest, [part for part in parts if part is not None])
 
-    async def set_name(self, record: AdapterRecord) -> None:
-        """Gives a name another adapter, or none.
+    async def set_name(self, record: AdapterRecord, revision: int) -> bool:
+        """Gives a name another adapter, or none; returns whether it has it: not if it has changed since `revision`.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
-        await self._put(f"{self._names}.{subjects.model_token(record.name)}", encode(record))
+        subject, expected = self._subject(record.name), {EXPECTED_SEQUENCE: str(revision)}
+        stored = put_reply.decode((await self._request(subject, encode(record), expected)).data)
+        if stored.error is not None and stored.error.err_code in CHANGED:
+            current, revision = await self.record(record.name)
+            if current is not None and current != record:  # those who follow the name have seen the refused record
+                await self._request(subject, encode(current), {EXPECTED_SEQUENCE: str(revision)})
+            return current == record  # an earlier attempt has set it, whose answer was lost
+        if stored.error is not None:
+            raise StorageRefused(subject, stored.error.description)
+        return True
 
-    async def record(self, name: str) -> AdapterRecord | None:
-        """Returns the record of a name; None if it never had one.
+    async def record(self, name: str) -> tuple[AdapterRecord | None, int]:
+        """Returns the record of a name, and its revision; None and 0 if it never had one.
 
         Raises:
             BusError: JetStream does not answer.
         """
-        data = await self._get(f"{self._names}.{subjects.model_token(name)}")
-        return None if data is None else _records.try_decode(data)
+        message = await self._newest(self._subject(name))
+        return (None, 0) if message is None else (_records.try_decode(message.data), message.seq)
 
     async def records(self) -> list[AdapterRecord]:
-        """Returns the records of all names of the model, those without an adapter too.
+        """Returns the records of all names of the model, those without an adapter too. Newer ones may be missing.
 
         Raises:
             BusError: JetStream does not answer.
@@ -136,28 +167,59 @@ class AdapterStore:
         return [record for record in records if record is not None]
 
     async def retire(self, digest: str) -> None:
-        """Notes that content has lost a name, and deletes what has had none for `KEPT_SECONDS`.
+        """Marks the content `digest` as without a name from now on. If it still has one, the mark means nothing.
 
-        Until then, requests that have begun with it can go on, also on an executor that starts again.
+        For `KEPT_SECONDS`, requests that have begun with it can go on, also on an executor that starts again.
 
         Raises:
             BusError: JetStream has no room, or does not answer.
         """
         await self._put(f"{subjects.ADAPTER_RETIRED}.{digest}", b"-")
-        marks = {
-            message.headers["Nats-Subject"].rpartition(".")[2]: _stored_at(message)
-            async for message in self._messages(f"{subjects.ADAPTER_RETIRED}.*")
-        }
-        records = [_records.try_decode(m.data) async for m in self._messages(f"{subjects.ADAPTER_NAME}.*.*")]
-        named, now = {record.digest for record in records if record is not None}, max(marks.values())
-        for retired, since in marks.items():
-            if now - since >= KEPT_SECONDS:
-                if retired not in named:
-                    await self._purge(f"{subjects.ADAPTER_CONTENT}.{retired}.*")
-                await self._purge(f"{subjects.ADAPTER_RETIRED}.{retired}")
 
-    async def _purge(self, pattern: str) -> None:
-        await self._call("PURGE", {"filter": pattern})
+    async def sweep(self) -> None:
+        """Deletes content that has had a mark for `KEPT_SECONDS` and no name, and marks all other without a name.
+
+        Raises:
+            BusError: JetStream does not answer, or refuses a change.
+        """
+        now, stored = await self._contents()
+        marks = {_last_token(mark): mark async for mark in self._messages(f"{subjects.ADAPTER_RETIRED}.*")}
+        records = [_records.try_decode(m.data) async for m in self._messages(f"{subjects.ADAPTER_NAME}.*.*")]
+        named = {record.digest for record in records if record is not None}
+        for digest, mark in marks.items():
+            if digest not in named:
+                if now - _stored_at(mark) < KEPT_SECONDS or await self._is_marked_again(mark):
+                    continue
+                await self._purge(f"{subjects.ADAPTER_CONTENT}.{digest}.*")
+            await self._purge(mark.headers[SUBJECT], 1 + int(mark.headers[SEQUENCE]))
+        for digest in stored - named - marks.keys():  # as when an executor ends while it stores the content
+            await self.retire(digest)
+
+    async def _contents(self) -> tuple[float, set[str]]:
+        """Returns the broker's time, as Unix time in seconds, and the hashes of all content, complete or not."""
+        digests: set[str] = set()
+        now, offset, total = 0.0, 0, 1
+        while offset < total:
+            request = {"subjects_filter": f"{subjects.ADAPTER_CONTENT}.>", "offset": offset}
+            reply = await self._request(f"{API}.STREAM.INFO.{STREAM}", msgspec.json.encode(request))
+            info = stream_info.decode(reply.data)
+            if info.error is not None or info.ts is None:
+                raise StorageRefused(STREAM, "" if info.error is None else info.error.description)
+            parts = info.state.subjects or {}
+            digests.update(part.split(".")[-2] for part in parts)
+            now, offset, total = info.ts.timestamp(), offset + max(1, len(parts)), info.total
+        return now, digests
+
+    async def _is_marked_again(self, mark: Message) -> bool:
+        """Returns whether content has a newer mark than this one: an executor is about to give it a name."""
+        last = await self._newest(mark.headers[SUBJECT])
+        return last is not None and last.seq != int(mark.headers[SEQUENCE])
+
+    async def _purge(self, pattern: str, before: int = 0) -> None:
+        """Deletes the messages of subjects that match, those with lower numbers than `before`; 0: all."""
+        error = await self._call("PURGE", {"filter": pattern, "seq": before})
+        if error is not None:
+            raise StorageRefused(pattern, error.description)
 
     async def _call(self, verb: str, config: Mapping[str, Any]) -> Error | None:
         """Returns why JetStream refuses a call of its API for the stream, None if it does not."""
@@ -171,8 +233,13 @@ class AdapterStore:
             request = {"seq": sequence + 1, "batch": LIST_BATCH, "next_by_subj": pattern}
             answers = self._bus.request_many(f"{API}.DIRECT.GET.{STREAM}", msgspec.json.encode(request), stall=TIMEOUT)
             async for message in answers:
-                count, sequence = count + 1, int(message.headers["Nats-Sequence"])
+                count, sequence = count + 1, int(message.headers[SEQUENCE])
                 yield message
+
+    async def _replace(self, subject: str, data: bytes) -> None:
+        """Stores a message unless it is there."""
+        if await self._get(subject) != data:
+            await self._put(subject, data)
 
     async def _put(self, subject: str, data: bytes) -> None:
         stored = put_reply.decode((await self._request(subject, data)).data)
@@ -180,19 +247,58 @@ class AdapterStore:
             raise StorageRefused(subject, stored.error.description)
 
     async def _get(self, subject: str) -> bytes | None:
+        """Returns the last message of a subject; None: the server that was asked has none, as it may be behind."""
         message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
         return None if STATUS in message.headers else message.data
 
-    async def _request(self, subject: str, data: bytes) -> Message:
+    async def _find(self, subject: str) -> bytes | None:
+        """Returns the last message of a subject; None: there is none."""
+        if (data := await self._get(subject)) is not None:
+            return data
+        newest = await self._newest(subject)
+        return None if newest is None else newest.data
+
+    async def _newest(self, subject: str) -> RecordMessage | None:
+        """Returns the last message of a subject, as the leader of a cluster has it; None: there is none."""
+        request = msgspec.json.encode({"last_by_subj": subject})
+        reply = get_reply.decode((await self._request(f"{API}.STREAM.MSG.GET.{STREAM}", request)).data)
+        if reply.error is not None and reply.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, reply.error.description)
+        return reply.message
+
+    def _subject(self, name: str) -> str:
+        return f"{self._names}.{subjects.model_token(name)}"
+
+    async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
         """Sends a request, and sends it again if nobody answers: each of them has the same effect twice as once."""
         for _ in range(ATTEMPTS - 1):
             try:
-                return await self._bus.request(subject, data, timeout=TIMEOUT)
+                return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
             except (NoResponders, RequestTimeout):
                 await asyncio.sleep(PAUSE)
             except BusError:
                 await self._bus.wait_connected()
-        return await self._bus.request(subject, data, timeout=TIMEOUT)
+        return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
+
+
+def _decode(digest: str, parts: Sequence[bytes]) -> AdapterFiles:
+    """Returns the content of which these are all parts. Blocks for as long as hashing it takes.
+
+    Raises:
+        ConfigurationError: it is not the content with this hash.
+    """
+    try:
+        files = msgspec.msgpack.decode(b"".join(parts), type=AdapterFiles)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError("the broker has damaged the adapter: load it again") from error
+    if files.digest != digest:
+        raise ConfigurationError("the broker has damaged the adapter: load it again")
+    return files
+
+
+def _last_token(message: Message) -> str:
+    """Returns the last token of the subject under which a message was stored."""
+    return message.headers[SUBJECT].rpartition(".")[2]
 
 
 def _stored_at(message: Message) -> float:

@@ -1,5 +1,6 @@
 """The files of an adapter, and the hash of their content, by which every service knows it."""
 
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +19,7 @@ DIGEST_LENGTH = 32
 """Hexadecimal digits of an adapter's hash."""
 
 
-class AdapterFiles(msgspec.Struct, frozen=True):
+class AdapterFiles(msgspec.Struct, frozen=True, dict=True):
     """The content of an adapter: of a PEFT folder, or of a GGUF file."""
 
     config: bytes
@@ -26,9 +27,9 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     weights: bytes
     """adapter_model.safetensors, or the GGUF file."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """The hash of the content, of `DIGEST_LENGTH` hexadecimal digits."""
+        """The hash of the content, of `DIGEST_LENGTH` hexadecimal digits. Computed once, which blocks for long."""
         sums = sha256(len(self.config).to_bytes(8, "little"))
         sums.update(self.config)
         sums.update(self.weights)

@@ -27,6 +27,8 @@ NOT_FOUND = 10059
 """Error code: there is no stream of that name."""
 NO_MESSAGE = 10037
 """Error code: the stream has no such message."""
+CHANGED = {10071, 10164}
+"""Error codes: another message has been stored under the subject than the last one that was expected."""
 NO_ROOM = 10047
 """Error code: the storage that streams reserve exceeds that of the server."""
 NO_PEERS = 10005

@@ -37,6 +37,8 @@ class StreamInfo(Reply):
     """Time of the reply."""
     config: dict[str, Any] = msgspec.field(default_factory=dict)
     """Settings, with the server's defaults."""
+    total: int = 0
+    """Number of subjects that match the filter of the request, of which one reply has not all."""
 
 
 class Position(msgspec.Struct):
@@ -60,6 +62,8 @@ class RecordMessage(msgspec.Struct):
     """A message of a stream."""
 
     data: bytes = b""
+    seq: int = 0
+    """Its number in the stream."""
 
 
 class GetReply(Reply):

@@ -73,6 +73,8 @@ class OpenStream(Wire, frozen=True):
     """Whether the ids of the prompts are part of the answer: `prompts` has all of them."""
     return_token_origins: bool = False
     """Whether frames say how their tokens came."""
+    adapter: str = ""
+    """Name of the adapter that the request asks for; empty: there is none."""
 
 
 class OpenState(IntEnum):

@@ -26,9 +26,11 @@ class Finish(IntEnum):
     """No token could be sampled: its logits were NaN, or the largest was infinite. The request ends with an error."""
     GRAMMAR_LIMIT = 4
     """No token could be sampled: its grammar went beyond a limit. The request ends with an error."""
+    ADAPTER_LOST = 5
+    """It never ran, because its adapter could not be loaded. The request ends with an error."""
 
 
-ERRORS = frozenset({Finish.NOT_FINITE, Finish.GRAMMAR_LIMIT})
+ERRORS = frozenset({Finish.NOT_FINITE, Finish.GRAMMAR_LIMIT, Finish.ADAPTER_LOST})
 """The ends without a token, each of which ends the request with an error."""
 _FINISHES = bytes(Finish)
 

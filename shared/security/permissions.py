@@ -52,9 +52,13 @@ _STREAMS = tuple(
     for stream in (WORK_STREAM, DONE_STREAM, TERM_STREAM)
     for verb in ("CREATE", "UPDATE", "INFO")
 )
-_GET_ADAPTERS = (f"{API}.DIRECT.GET.{ADAPTER_STREAM}", f"{API}.DIRECT.GET.{ADAPTER_STREAM}.>")
+_GET_ADAPTERS = (
+    f"{API}.DIRECT.GET.{ADAPTER_STREAM}",
+    f"{API}.DIRECT.GET.{ADAPTER_STREAM}.>",
+    f"{API}.STREAM.MSG.GET.{ADAPTER_STREAM}",
+)
 _SET_ADAPTERS = (
-    *(f"{API}.STREAM.{verb}.{ADAPTER_STREAM}" for verb in ("CREATE", "UPDATE", "PURGE")),
+    *(f"{API}.STREAM.{verb}.{ADAPTER_STREAM}" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")),
     f"{subjects.ADAPTER}.>",
 )
 """Subjects that create the store of adapters and write to it."""

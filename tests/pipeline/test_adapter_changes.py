@@ -3,15 +3,21 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
+from pagewire.shared import subjects
+from pagewire.shared.bus.jetstream import API
+from pagewire.shared.bus.streams import ADAPTER_STREAM
 from pagewire.shared.errors import InvalidRequest, ModelNotFound, NotPermitted, RequestError, Unavailable
 from pagewire.shared.messages.client import Result
 from tests.pipeline.test_adapters import BASE, PREFIX, settings
 from tests.support.adapters import write_adapter
+from tests.support.broker import connect_role
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +89,25 @@ async def test_an_adapter_lives_from_its_loading_to_its_removal(tmp_path: Path) 
             await admin.unload_adapter("x")
         assert await admin.load_adapter("x", str(first)) == digest
         assert (await text(pipeline, "x")).choices[0].token_ids == before.choices[0].token_ids
+
+
+async def test_a_request_whose_adapter_is_missing_ends_alone(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a", checkpoint(BASE))
+    async with running(settings({}, lora_dirs=str(tmp_path))) as pipeline, operator(pipeline) as admin:
+        expected = (await text(pipeline, BASE)).choices[0].token_ids
+        digest = await admin.load_adapter("sql", str(path))
+        bus = await connect_role(pipeline.brokers[0], "executor")
+        request = msgspec.json.encode({"filter": f"{subjects.ADAPTER_CONTENT}.{digest}.*"})
+        await bus.request(f"{API}.STREAM.PURGE.{ADAPTER_STREAM}", request, timeout=PATIENCE)
+        await bus.close()
+        stream = aiter(pipeline.client.stream(PREFIX, LONG, model=BASE))
+        tokens = (await anext(stream)).token_ids
+        with pytest.raises(Unavailable, match="adapter sql cannot be loaded"):
+            await text(pipeline, "sql")
+        tokens += [token async for delta in stream for token in delta.token_ids]
+        assert tokens == expected
+        assert await admin.load_adapter("sql", str(path)) == digest
+        assert (await text(pipeline, "sql")).choices[0].token_ids != expected
 
 
 async def test_clients_may_change_no_adapter(tmp_path: Path) -> None:

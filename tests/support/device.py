@@ -126,7 +126,7 @@ class Driver:
     def adapt(self, slot: int, folder: Path, max_rank: int = 64) -> None:
         """Gives the sequence in a slot the adapter of a folder."""
         assert self.adapters is not None
-        adapter = SequenceAdapter(folder.name)
+        adapter = SequenceAdapter()
         adapter.put(self.adapters.pack(read_adapter(read_files(folder), self.adapters.targets, max_rank)))
         self.adapters.assign(slot, adapter)
 

@@ -92,6 +92,8 @@ class Stream:
     """Format of tool calls and reasoning in the texts, which clients are told."""
     best: int = 0
     """Number of completions of each prompt that the client gets, the best ones; 0: all."""
+    adapter: str = ""
+    """Name of the adapter that the request asks for; empty: there is none, or the stream was restored."""
     num_prompts: int = 1
     hides_logprobs: bool = False
     """Whether log-probabilities of tokens are reported only to find the best completions."""

@@ -13,12 +13,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def factors(
-    tensors: Mapping[str, Tensor], prefix: str, shrink: str, expand: str, mend: str
+    tensors: Mapping[str, Tensor], prefix: str, shrink: str, expand: str, remedy: str
 ) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Returns both factors of each matrix, by the part of their names between `prefix` and `shrink` or `expand`.
 
     Raises:
-        ConfigurationError: a tensor is no factor, or one of two is missing; the message says to `mend` the adapter.
+        ConfigurationError: a tensor is no factor, or one of two is missing; the message ends with `remedy`.
     """
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -27,10 +27,10 @@ def factors(
             raise ConfigurationError(f"the adapter has a tensor {name}, which is no factor of a matrix")
         halves.setdefault(name.removeprefix(prefix).removesuffix(end), {})[end] = tensor
     if not halves:
-        raise ConfigurationError(f"the adapter has no tensors: {mend}")
+        raise ConfigurationError(f"the adapter has no tensors: {remedy}")
     for base, pair in halves.items():
         for end in {shrink, expand} - pair.keys():
-            raise ConfigurationError(f"the adapter misses {prefix}{base}{end}: {mend}")
+            raise ConfigurationError(f"the adapter misses {prefix}{base}{end}: {remedy}")
     return {base: (pair[shrink], pair[expand]) for base, pair in halves.items()}
 
 
@@ -73,7 +73,7 @@ def check_pair(module: str, shrink: Tensor, expand: Tensor, target: Target, rank
 
 
 def update_of(shrink: Tensor, expand: Tensor, target: Target, scale: float) -> LowRank:
-    """Returns the update that both factors of a matrix are.
+    """Returns the low-rank update with these two factors, its rows in the order of the product.
 
     Raises:
         ConfigurationError: a scaled factor exceeds float32.

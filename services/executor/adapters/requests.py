@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 class AdapterRequests:
-    """Serves one request after the other."""
+    """Queue of requests to load or remove adapters, served one at a time."""
 
     def __init__(self, bus: Bus, model: str, registrar: Registrar) -> None:
         """`model` is the model's token in subjects."""

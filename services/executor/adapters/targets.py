@@ -43,7 +43,7 @@ class Targets:
     head_size: int
     """Numbers of a query or a key in the first layer."""
     others: frozenset[str]
-    """Modules that they cannot change: embeddings, the output layer, norms, experts and their routers."""
+    """Modules that adapters cannot change: embeddings, the output layer, norms, experts and their routers."""
 
 
 def targets_of(model: CausalLM, architectures: tuple[str, ...] = ()) -> Targets:
@@ -60,7 +60,7 @@ def targets_of(model: CausalLM, architectures: tuple[str, ...] = ()) -> Targets:
             others.add(module_name)
             continue
         outputs, inputs = module.weight.shape
-        # The view of the weights that a tensor of the checkpoint fills, of the numbers of their rows.
+        # Row numbers of the product, cut like the checkpoint's tensor: they show which rows it fills.
         rows = stored.part(torch.arange(outputs)[:, None].clone()).flatten()
         first = int(rows.min())
         in_order = torch.equal(rows, torch.arange(first, first + len(rows)))

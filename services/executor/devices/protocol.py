@@ -198,7 +198,7 @@ class AdapterSlots(Protocol):
         """Gives the sequence in a slot an adapter, before its first step."""
 
     def clear(self, slot: int) -> None:
-        """Takes the adapter of a slot whose sequence is removed."""
+        """Removes the adapter of a slot whose sequence is removed."""
 
 
 class PendingStep(Protocol):

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch, rows_and_places
 from pagewire.services.executor.steps.packed_columns import column, packed
-from pagewire.shared.messages import unpack
-from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.step import NO_TOKEN, Finish
 from pagewire.shared.sampling_parameters import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
@@ -35,6 +35,13 @@ class OutputColumns(NamedTuple):
     finishes: bytes = b""
     token_counts: bytes = b""
     drafts: bytes = b""
+
+    @classmethod
+    def of_lost_adapters(cls, starts: Mapping[int, int]) -> "OutputColumns":
+        """Returns rows that end sequences with `Finish.ADAPTER_LOST`, by the first position that each would write."""
+        rows = len(starts)
+        finishes = bytes([Finish.ADAPTER_LOST]) * rows
+        return cls(pack(starts), pack(starts.values()), pack([0] * rows), pack([NO_TOKEN] * rows), finishes)
 
     def blame_grammars(self, sequences: Collection[int]) -> "OutputColumns":
         """Returns the rows with `Finish.GRAMMAR_LIMIT` where one of the `sequences` could sample no token."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from pagewire.services.executor.adapter_loader import AdapterGone, AdapterLoader, SequenceAdapter
+from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.outputs.results import Counters, PlanRefused, StepMetrics, StepResult
@@ -30,11 +30,21 @@ from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
 
-Opening = tuple[SequenceGrammar | SequenceAdapter, ...]
-"""The parts that a sequence still waits for."""
-
 _log = structlog.get_logger()
 _NO_TOKEN = pack([NO_TOKEN])
+
+
+class _Opening(NamedTuple):
+    """A sequence that does not run until its grammar and its adapter are ready."""
+
+    added: AddSlot
+    grammar: SequenceGrammar | None
+    adapter: SequenceAdapter | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can run, or never can."""
+        return all(part is None or part.ready for part in (self.grammar, self.adapter))
 
 
 class _Sampling(NamedTuple):
@@ -81,7 +91,7 @@ class StepLoop:
         self._device = device
         self._grammars = grammars
         self._adapters = adapters
-        self._opening: dict[int, Opening] = {}  # by slot, which is held until its grammar and its adapter are ready
+        self._opening: dict[int, _Opening] = {}  # by slot, which is held meanwhile
         self._inbox = inbox
         self._emit = emit
         self._speculator = speculator
@@ -92,6 +102,7 @@ class StepLoop:
         self._step = 0
         self._runs = 0  # steps with rows, which the lease counts
         self._plan = 0
+        self._reported_plan = 0  # plan of the last output
         self._lease_until = 0
         self._stopped = False
         self._unanswered: list[Plan] = []
@@ -134,8 +145,8 @@ class StepLoop:
                 idle = not self._advance(new.plans)
             except DeviceLost:
                 raise
-            except Exception as error:
-                self._fail(new.plans, error)
+            except Exception:
+                self._fail(new.plans)
                 if self.broken:
                     raise
                 self._in_flight.abandon()
@@ -144,12 +155,11 @@ class StepLoop:
         while self._in_flight:
             self._collect()
 
-    def _fail(self, plans: list[Plan], error: Exception) -> None:
-        """Reports the sequences that were in a step that has raised `error`, or that were to be added by `plans`."""
+    def _fail(self, plans: list[Plan]) -> None:
+        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
         _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
         failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
-        recovers = self._device.recovers or isinstance(error, AdapterGone)  # which is raised before the device begins
-        self.broken = not (failed and recovers)
+        self.broken = not (failed and self._device.recovers)
         now = time.time()
         output = StepOutput(self._term, self._step, self._plan, *OutputColumns()[:5], 0, failed=pack(failed))
         self._emit(StepResult(output, [], now, now))
@@ -168,6 +178,8 @@ class StepLoop:
             self._refuse(str(error))
             return False
         self._unanswered += plans
+        if self._opening:
+            self._let_opened_run()
         launched = self._runs < self._lease_until and self._launch()
         if launched and not self._in_flight.full:
             return True
@@ -181,8 +193,6 @@ class StepLoop:
         return True
 
     def _launch(self) -> bool:
-        if self._opening:
-            self._let_opened_run()
         step = self._slots.launch()
         if step is None:
             return False
@@ -194,10 +204,20 @@ class StepLoop:
         return True
 
     def _let_opened_run(self) -> None:
-        """Lets the sequences run whose grammars and adapters are ready by now."""
-        for slot in [slot for slot, opening in self._opening.items() if all(part.ready for part in opening)]:
-            self._slots.release(slot)
-            del self._opening[slot]
+        """Lets the sequences run whose grammars and adapters are ready by now, and ends those whose adapters are lost.
+
+        Their output answers no plan, as earlier steps may be in flight.
+        """
+        lost: dict[int, int] = {}
+        for slot in [slot for slot, opening in self._opening.items() if opening.ready]:
+            opening = self._opening.pop(slot)
+            if opening.adapter is not None and opening.adapter.lost:
+                lost[opening.added.sequence] = opening.added.computed
+            else:
+                self._slots.release(slot)
+        if lost:
+            self._runs += 1
+            self._answer(OutputColumns.of_lost_adapters(lost), self._reported_plan, [], 0.0)
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
@@ -252,7 +272,7 @@ class StepLoop:
     def _begin(self, term: int) -> None:
         self._empty()
         self._term, self._stopped = term, False
-        self._step = self._runs = self._plan = self._lease_until = 0
+        self._step = self._runs = self._plan = self._reported_plan = self._lease_until = 0
 
     def _refuse(self, reason: str) -> None:
         self._stop()
@@ -306,9 +326,9 @@ class StepLoop:
             if self._adapters is None:
                 raise PlanViolation(f"sequence {added.sequence} has an adapter, and this executor has not enable-lora")
             adapter = self._adapters.load(added.adapter, self._inbox.wake)
-        if grammar is not None or (adapter is not None and not adapter.ready):
+        if grammar is not None or adapter is not None:
             self._slots.hold(added.slot, structured=grammar is not None)
-            self._opening[added.slot] = tuple(part for part in (grammar, adapter) if part is not None)
+            self._opening[added.slot] = _Opening(added, grammar, adapter)
         return _sampling_of(added, grammar, adapter)
 
     def _clear_adapter(self, slot: int) -> None:
@@ -348,6 +368,7 @@ class StepLoop:
             drafts=columns.drafts,
         )
         self._step += 1
+        self._reported_plan = plan
         ended = time.time()
         self._emit(StepResult(output, plans, ended - elapsed, ended))
 

@@ -28,7 +28,7 @@ from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.services.scheduler.policy.waiting_queue import rank
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
-from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
+from pagewire.shared.messages.step import ERRORS, NO_TOKEN, RING_STEPS, Finish, StepOutput
 
 MAX_READER_LAG = RING_STEPS // 2
 """Steps that the slowest reader may be behind before the executor waits for it."""
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
     expired: list[int]
     """Sequences that have ended because they waited past their deadline."""
     searches: list[BeamGroup]
-    """Beam searches that have ended, with a result or as `Finish.NOT_FINITE`."""
+    """Beam searches that have ended, with a result or with one of `step.ERRORS`."""
 
 
 class Policy:
@@ -140,7 +140,7 @@ class Policy:
                 sequence.finish = Finish(finish)
                 self._count_ended(sequence)
                 sequences.finish(sequence)
-                if finish == Finish.NOT_FINITE:
+                if finish in ERRORS:
                     self.beam_search.fail(sequence)
         for user, count in _counted(served):
             self.waiting.charge(user, count)

@@ -84,6 +84,7 @@ def open_stream(encoded: EncodedRequest, deadline: float, timeout_ms: int) -> Op
         hides_logprobs=params.logprobs is None and ranks,
         return_token_ids=request.return_token_ids,
         return_token_origins=request.return_token_origins,
+        adapter="" if checked.adapter is None else checked.adapter.name,
     )
 
 

@@ -53,11 +53,12 @@ GET_DONE = {"$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r", "$JS.API.STREAM.
 GET_ADAPTERS = {
     "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS",
     "$JS.API.DIRECT.GET.PAGEWIRE_ADAPTERS.pagewire.adapter.name.m.a",
+    "$JS.API.STREAM.MSG.GET.PAGEWIRE_ADAPTERS",
 }
 ADAPTERS = {"pagewire.v1.adapters.load.m", "pagewire.v1.adapters.unload.m"}
 ADAPTER_NAME = "pagewire.adapter.name.m.a"
 SET_ADAPTERS = {
-    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_ADAPTERS" for verb in ("CREATE", "UPDATE", "PURGE")),
+    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_ADAPTERS" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")),
     ADAPTER_NAME,
     "pagewire.adapter.content.h.0",
 }

@@ -288,13 +288,14 @@ class TestAttachment:
         [
             (Finish.NOT_FINITE, 500, "internal", "NaN"),
             (Finish.GRAMMAR_LIMIT, 400, "invalid_request", "50,000 states"),
+            (Finish.ADAPTER_LOST, 503, "unavailable", "adapter sql cannot be loaded"),
         ],
     )
     async def test_a_sequence_without_a_next_token_ends_the_request(
         self, folder: Path, missed: bool, finish: Finish, code: int, kind: str, reason: str
     ) -> None:
         async with rig(folder) as world:
-            reader = await world.open(n=2)
+            reader = await world.open(n=2, adapter="sql")
             await world.attach(([], []))
             world.generate(HELLO[:1])
             if missed:

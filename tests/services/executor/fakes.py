@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pagewire.services.executor.adapter_loader import AdapterLoader
 from pagewire.services.executor.devices.protocol import (
     AdapterSlots,
     Candidates,
@@ -278,11 +279,18 @@ class FakePending:
 class Run:
     """A loop on a thread, with a device that steps when it is told to."""
 
-    def __init__(self, *, depth: int = 1, gated: bool = False, opener: GrammarOpener | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int = 1,
+        gated: bool = False,
+        opener: GrammarOpener | None = None,
+        adapters: AdapterLoader | None = None,
+    ) -> None:
         self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
         self.results: queue.Queue[StepResult | PlanRefused] = queue.Queue()
-        self.loop = StepLoop(self.device, self.inbox, self.results.put, opener)
+        self.loop = StepLoop(self.device, self.inbox, self.results.put, opener, adapters=adapters)
         self._thread = ThreadPoolExecutor(1)
         self.ended = self._thread.submit(self.loop.run)
         self.inbox.begin(1)

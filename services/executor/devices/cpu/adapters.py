@@ -17,7 +17,7 @@ class CpuAdapters(AdapterSlots):
     """Adapters in the layouts of the compiled kernels. A row's result is independent of the others in its batch."""
 
     def __init__(self, kernels: CpuKernels, targets: Targets, numbers: Mapping[str, int], dtype: torch.dtype) -> None:
-        """`numbers` are those of the model's products, by the paths of their modules; `dtype` is the model's."""
+        """`numbers`: number of each product of the model, by the path of its module. `dtype` is the model's."""
         self.targets = targets
         self._kernels, self._numbers = kernels, numbers
         self._dtype = dtype if dtype == torch.bfloat16 else torch.float32

@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import count
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -29,6 +31,10 @@ from pagewire.shared.errors import ConfigurationError
 PACK_TIMEOUT = 120.0
 """Seconds within which a rank must have taken its part of an adapter, and as long again within which it must have
 packed it; otherwise it counts as lost."""
+HEADER = Struct("<QQ")
+"""What precedes a part of an adapter: its number, and the size of the pickle in bytes."""
+DISCARDED_BYTES = 1 << 16
+"""Bytes that are read at once of a part that memory cannot hold."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -63,7 +69,7 @@ class LeadingAdapters(AdapterSlots):
     def __init__(
         self, own: AdapterSlots, part: ModelCut, lines: Sequence[Line], lose: Callable[[int, str], None]
     ) -> None:
-        """`own` are those of the model's `part` on rank 0, `lines` lead to the other ranks. `lose` is called with a
+        """`own`: adapters of rank 0's `part` of the model. `lines` lead to the other ranks. `lose` is called with a
         rank that is lost, and the reason."""
         self.targets = own.targets
         self._own, self._lines, self._lose = own, lines, lose
@@ -115,10 +121,11 @@ class LeadingAdapters(AdapterSlots):
 
     def _pack(self, number: int, adapter: Adapter) -> Any:
         # All of them before the first is sent, as each that is sent is answered.
-        messages = [pickle.dumps((number, cut_adapter(adapter, part))) for part in self._parts[1:]]
+        messages = [pickle.dumps(cut_adapter(adapter, part)) for part in self._parts[1:]]
         for rank, (line, message) in enumerate(zip(self._lines, messages, strict=True), 1):
             with self._losing(rank):
                 line.end.settimeout(PACK_TIMEOUT)
+                line.end.sendall(HEADER.pack(number, len(message)))
                 line.end.sendall(message)
         try:
             packed = self._own.pack(cut_adapter(adapter, self._parts[0]))
@@ -153,7 +160,7 @@ class FollowingAdapters:
     """The adapters of another rank, which packs its parts on a thread of its own."""
 
     def __init__(self, own: AdapterSlots, line: Line) -> None:
-        """`own` are those of the rank's part of the model, `line` leads to rank 0."""
+        """`own`: adapters of the rank's part of the model. `line` leads to rank 0."""
         self._own, self._line = own, line
         self._parts: dict[int, _Part] = {}
         self._assigned: list[int] = []
@@ -176,17 +183,23 @@ class FollowingAdapters:
 
     def _take(self) -> None:
         """Packs parts until rank 0 ends the connection."""
-        with self._line.end, self._line.end.makefile("rb") as adapters:
-            while True:
-                try:
-                    number, adapter = pickle.load(adapters)  # noqa: S301  # from rank 0, which has started this process
-                except (EOFError, OSError, pickle.UnpicklingError):  # the last one amid an adapter
-                    return
-                refusal = ""
-                try:
-                    self._parts[number] = _Part(self._own.pack(adapter))
-                except (MemoryError, RuntimeError) as error:  # either says that memory is short
-                    refusal = str(error).partition("\n")[0] or "its memory is too small"
-                del adapter  # as long as none comes, memory holds what is packed alone
-                with suppress(OSError):  # rank 0 has ended
-                    self._line.send(Packed(refusal))
+        with self._line.end, self._line.end.makefile("rb") as parts, suppress(OSError):  # rank 0 has ended
+            while len(header := parts.read(HEADER.size)) == HEADER.size:
+                number, size = HEADER.unpack(header)
+                self._line.send(Packed(self._pack(number, size, parts)))
+
+    def _pack(self, number: int, size: int, parts: BufferedReader) -> str:
+        """Packs the next part, a pickle of `size` bytes; returns why it could not, in one line, or an empty text."""
+        left = size
+        try:
+            pickled = memoryview(bytearray(size))
+            while left and (read := parts.readinto(pickled[size - left :])):
+                left -= read
+            adapter = pickle.loads(pickled)  # noqa: S301 - from rank 0, which has started this process
+            del pickled  # packing takes memory, too
+            self._parts[number] = _Part(self._own.pack(adapter))
+        except Exception as error:  # noqa: BLE001 - most say that memory is short, and rank 0 can do without the adapter
+            while left and (discarded := parts.read(min(left, DISCARDED_BYTES))):
+                left -= len(discarded)
+            return str(error).partition("\n")[0] or "its memory is too small"
+        return ""

@@ -60,7 +60,7 @@ class BeamScheduler:
         self._sequences = sequences
         self._active: dict[int, BeamGroup] = {}  # by id of the first choice
         self._complete: list[BeamGroup] = []  # all beams have reported
-        self._failed: list[BeamGroup] = []  # a beam had logits that were not finite
+        self._failed: list[BeamGroup] = []  # a beam ended with an error
         self._ids = count(FIRST_BEAM + 1)
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class BeamScheduler:
         return group is not None
 
     def fail(self, sequence: Sequence) -> None:
-        """Ends the search of a beam whose logits were not finite; does nothing for another sequence."""
+        """Ends the search of a beam that ended with an error; does nothing for another sequence."""
         if isinstance(sequence, Beam):
             group = sequence.group
             self.abort(group.choices[0].id)

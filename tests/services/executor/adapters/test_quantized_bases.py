@@ -43,7 +43,7 @@ def adapted(path: Path, **options: Any) -> Tensor:
     driver = Driver(path, adapters=True, **options)
     assert driver.adapters is not None
     driver.add(0, len(IDS))
-    loaded = SequenceAdapter("")
+    loaded = SequenceAdapter()
     loaded.put(driver.adapters.pack(adapter_of(targets(path))))
     driver.adapters.assign(0, loaded)
     driver.step(Row(0, 0, IDS))

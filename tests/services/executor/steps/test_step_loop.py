@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.adapter_loader import AdapterGone
-from pagewire.services.executor.devices.protocol import DeviceLost, PendingStep, StepBatch
+from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.outputs.results import PlanRefused
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.steps.step_loop import sampling_record
@@ -335,24 +334,6 @@ def test_a_sequence_that_cannot_be_added_is_named(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(run.device, "add", refuse)
     run.inbox.put(plan(1, add(0, 7, [1], [0])))
     assert unpack(run.output().failed) == [7]
-
-
-def test_an_adapter_that_is_gone_does_not_end_a_device_that_cannot_recover(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = run.device.launch
-
-    def refuse(batch: StepBatch) -> PendingStep:
-        raise AdapterGone("adapter a is not in memory")
-
-    monkeypatch.setattr(run.device, "launch", refuse)
-    run.inbox.put(plan(1, add(0, 7, [1], [0])))
-    assert unpack(run.output().failed) == [7]
-    assert not run.loop.broken
-    monkeypatch.setattr(run.device, "launch", launch)
-    run.inbox.begin(2)
-    run.inbox.put(plan(1, add(0, 10, [1], [0]), term=2))
-    assert unpack(run.output().sequences) == [10]
 
 
 def test_counters_tell_steps_rows_and_tokens(run: Run) -> None:

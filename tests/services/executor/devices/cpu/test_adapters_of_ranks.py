@@ -82,7 +82,7 @@ def compute(
         if folder is not None:
             if folder not in loaded:
                 adapter = read_adapter(read_files(folder), targets, 64)
-                loaded[folder] = SequenceAdapter(folder.name)
+                loaded[folder] = SequenceAdapter()
                 loaded[folder].put(own.pack(adapter if part is None else cut_adapter(adapter, part)))
             own.assign(slot, loaded[folder])
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (rows, LENGTH))

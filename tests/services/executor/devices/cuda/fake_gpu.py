@@ -391,7 +391,7 @@ def decode_with_adapters(device: CudaDevice, counts: Sequence[int]) -> dict[str,
         for slot in range(8):
             device.add(slot, [slot], record())
         for slot in range(count):
-            adapter = SequenceAdapter(str(slot))
+            adapter = SequenceAdapter()
             adapter.put(replace(packed))
             slots.assign(slot, adapter)
         before = driver.launches.copy()

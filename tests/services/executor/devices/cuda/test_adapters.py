@@ -69,7 +69,7 @@ def test_tokens_equal_the_cpus_in_longer_runs_of_captured_steps(tmp_path: Path) 
 
 
 def put(adapters: AdapterSlots, slot: int, folder: Path) -> None:
-    loaded = SequenceAdapter(folder.name)
+    loaded = SequenceAdapter()
     loaded.put(adapters.pack(read_adapter(read_files(folder), adapters.targets, 64)))
     adapters.assign(slot, loaded)
 

@@ -208,7 +208,7 @@ class Host:
     def _loaded(self, folder: Path) -> LoadedAdapter:
         if folder not in self._adapters:
             assert self._device.adapters is not None
-            self._adapters[folder] = loaded = SequenceAdapter(folder.name)
+            self._adapters[folder] = loaded = SequenceAdapter()
             loaded.put(self._device.adapters.pack(read_adapter(read_files(folder), self._device.adapters.targets, 64)))
         return self._adapters[folder]
 

@@ -157,6 +157,45 @@ def test_a_rank_without_memory_refuses_in_one_line_and_goes_on(ranks: Ranks) -> 
     assert ranks.lost == []
 
 
+class Unreadable:
+    """A scale that no process can read again."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _fail, (self.error,)
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room for the factors"), EOFError("no room"), ValueError("no room")])
+def test_a_rank_that_cannot_read_its_part_refuses_and_goes_on(ranks: Ranks, error: Exception) -> None:
+    unreadable: Any = Unreadable(error)
+    with pytest.raises(ConfigurationError, match=r"^rank 1 cannot hold the adapter: no room"):
+        ranks.leading.pack(ranks.adapter(unreadable))
+    ranks.leading.assign(0, Loaded(ranks.leading.pack(ranks.adapter(3.0))))
+    ranks.step(0)
+    assert ranks.other.mark(0) == 3.0
+    assert ranks.lost == []
+
+
+def test_a_rank_refuses_a_part_that_its_memory_cannot_hold(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(size: int) -> bytearray:
+        raise MemoryError(f"no room for {size} bytes")
+
+    with monkeypatch.context() as short:
+        short.setattr(ranks_adapters, "bytearray", allocate, raising=False)
+        with pytest.raises(ConfigurationError, match=r"^rank 1 cannot hold the adapter: no room for \d+ bytes$"):
+            ranks.leading.pack(ranks.adapter(1.0))
+    ranks.leading.assign(0, Loaded(ranks.leading.pack(ranks.adapter(3.0))))
+    ranks.step(0)
+    assert ranks.other.mark(0) == 3.0
+
+
 def test_a_rank_that_ends_is_lost(ranks: Ranks) -> None:
     ranks.there.end.shutdown(socket.SHUT_RDWR)
     with pytest.raises(DeviceLost, match="rank 1"):

@@ -9,7 +9,7 @@ from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
-from pagewire.shared.messages.step import NO_TOKEN, Finish
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from pagewire.shared.messages.work import Sampling
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
@@ -118,6 +118,17 @@ def test_a_search_that_has_failed_is_returned_though_nothing_runs_any_more() -> 
     engine.plan()
     assert [choice.finish for choice in engine.results[search]] == [Finish.NOT_FINITE]
     assert engine.policy.beam_search.is_idle
+
+
+def test_a_search_whose_adapter_is_lost_ends() -> None:
+    engine = Engine(window=8)
+    search = engine.search([1, 2, 3], 2)
+    engine.plan()
+    beam = next(iter(engine.policy.sequences.by_id.values()))
+    row = (pack([beam.id]), pack([0]), pack([0]), pack([NO_TOKEN]), bytes([Finish.ADAPTER_LOST]))
+    engine.policy.on_step(StepOutput(engine.policy.term, 0, 0, *row, 0))
+    engine.plan()
+    assert [choice.finish for choice in engine.results[search]] == [Finish.ADAPTER_LOST]
 
 
 def test_beams_stand_at_their_limit_until_the_last_one_has_reported() -> None:
