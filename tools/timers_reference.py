@@ -182,6 +182,7 @@ KINDS = (
         "A client that sends its request again after so long has it computed again. A consumer that is gone is "
         "created again.",
         {
+            "services/detokenizer/leaving_clients.py": ("REPEAT_WITHIN",),
             "services/detokenizer/state/registry.py": ("KEEP_ENDED",),
             "shared/bus/nats_store.py": ("CONSUMER_INACTIVE_AFTER",),
             "shared/bus/protocol.py": ("DONE_AGE",),

@@ -151,6 +151,7 @@ class AsyncClient:
         return_token_origins: bool = False,
         clamp_max_tokens: bool = False,
         fresh: bool = False,
+        repeatable: bool = False,
         **fields: Any,
     ) -> Stream:
         """Returns a request whose deltas are read with `async for`. Nothing is sent before that.
@@ -182,6 +183,8 @@ class AsyncClient:
             return_token_origins: whether each delta says if its token was sampled, drafted or forced.
             clamp_max_tokens: whether a `max_tokens` beyond the context becomes what the context leaves.
             fresh: whether `request_id` is new, so that no earlier request is looked for.
+            repeatable: whether leaving the loop early does not cancel the request for 10 s, in which it may be sent
+                again.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.
@@ -217,7 +220,8 @@ class AsyncClient:
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error), field=field_of(error)) from error
         bus, directory, batch_inbox = self._connection()
-        return Stream(bus, directory, batch_inbox, model, parsed, body, traceparent, fresh=fresh or not request_id)
+        new = fresh or not request_id
+        return Stream(bus, directory, batch_inbox, model, parsed, body, traceparent, fresh=new, repeatable=repeatable)
 
     def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
         """Returns a request for the model's answer to a conversation. The arguments are those of `stream`."""

@@ -41,7 +41,7 @@ class Directory:
     def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
         """Returns the directory of a tenant, whose requests go over `bus`. It shares both sets of models."""
         directory = Directory(bus, self._default, tenant)
-        directory.served, directory.adapted = self.served, self.adapted
+        directory.served, directory.adapted, directory._only = self.served, self.adapted, self._only
         return directory
 
     def subject(self, request: str) -> str:

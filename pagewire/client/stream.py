@@ -29,6 +29,7 @@ from pagewire.shared.errors import (
 from pagewire.shared.messages.client import (
     BATCH_INBOX,
     FRESH,
+    LEAVES,
     Accepted,
     ChatFormat,
     Delta,
@@ -100,6 +101,7 @@ class Stream:
         "_interval",
         "_last_frame_at",
         "_last_recovery_at",
+        "_repeatable",
         "_resend",
         "_result",
         "_resume",
@@ -128,9 +130,10 @@ class Stream:
         traceparent: str = "",
         *,
         fresh: bool = False,
+        repeatable: bool = False,
     ) -> None:
         """`body`: the fields of the request that the caller has set. `fresh`: whether the id is random, so that no
-        earlier request can have it."""
+        earlier request can have it. `repeatable`: whether the request goes on for a while when it is left early."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
         self.prompt_token_ids: list[list[int]] = []
@@ -143,7 +146,7 @@ class Stream:
         self._sent = dict(body)
         self._timeout = request.timeout_ms / 1000
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
-        self._fresh = fresh
+        self._fresh, self._repeatable = fresh, repeatable
         self._inbox = ""
         self._sequencer = Sequencer(request.sampling.n * _count_prompts(request))
         self._deltas = DeltaQueue()
@@ -384,7 +387,7 @@ class Stream:
 
     def _abandon(self) -> None:
         with suppress(BusUnavailable):  # without a connection the pipeline itself notices that the reader is gone
-            self._bus.publish(self._cancel, b"")
+            self._bus.publish(self._cancel, b"", headers={LEAVES: self._inbox} if self._repeatable else {})
 
     def _end(self, error: PagewireError | None = None) -> None:
         self._error = error

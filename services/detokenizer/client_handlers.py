@@ -10,6 +10,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from pagewire.services.detokenizer.bounded_tasks import BoundedTaskGroup
+from pagewire.services.detokenizer.leaving_clients import LeavingClients
 from pagewire.services.detokenizer.state.registry import Registry
 from pagewire.services.detokenizer.state.stream import Stream
 from pagewire.services.detokenizer.streams import Streams
@@ -18,7 +19,7 @@ from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import BusError, InvalidRequest, Overloaded, invalid_field
-from pagewire.shared.messages.client import CancelReply, ResumeRequest
+from pagewire.shared.messages.client import LEAVES, CancelReply, ResumeRequest
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
 
 OTHERS_ANSWER_WITHIN = 0.25
@@ -43,8 +44,10 @@ class ClientHandlers:
         registry: Registry,
         replier: Replier,
         tasks: BoundedTaskGroup,
+        leaving: LeavingClients,
     ) -> None:
         self._bus = bus
+        self._leaving = leaving
         self._tokenizer = tokenizer
         self._prefix = tokenizer.encode("").ids
         """Special tokens that `tokenize` puts before every text."""
@@ -89,9 +92,13 @@ class ClientHandlers:
         return instance == self._instance and not self._registry.has_dropped(target.request_id)
 
     def _cancel(self, message: Message, target: "_Target", delay: float) -> None:
-        """Cancels a stream. The answer that the request is unknown is delayed by `delay` seconds."""
+        """Cancels a stream, or has one client leave it. The answer that the request is unknown is delayed by `delay`
+        seconds."""
         stream = self._registry.find(target.request_id)
-        if stream is not None and target.is_allowed(stream):
+        if (inbox := message.headers.get(LEAVES)) is not None:
+            if stream is not None and target.is_allowed(stream):
+                self._leaving.leave(stream, inbox)
+        elif stream is not None and target.is_allowed(stream):
             self._answer_cancel(message, "cancelled" if self._streams.cancel(stream) else "ended")
         elif message.reply:
             self._tasks.start(self._cancel_ended(message, target, delay))

@@ -14,6 +14,7 @@ from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenc
 from pagewire.services.detokenizer.finalizer import Finalizer
 from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
 from pagewire.services.detokenizer.frames.frame_sender import FrameSender
+from pagewire.services.detokenizer.leaving_clients import LeavingClients
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.recent_requests import RecentRequestsResponder
 from pagewire.services.detokenizer.record_writer import RecordWriter
@@ -64,13 +65,13 @@ class Detokenizer:
             context.instance,
             self._registry,
             self._sender,
-            self._monitor,
             notifier,
             self._finalizer,
             self._steps,
             metrics,
             bus.store.now,
         )
+        self._leaving = LeavingClients(self._registry, self._monitor, self._streams)
         self._peers = Peers(bus, context.model)
         self._awaits_successor = False
         self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)
@@ -166,7 +167,7 @@ class Detokenizer:
             await bus.subscribe(subjects.RECENT_REQUESTS, recent.answer),
             await self._peers.listen("scheduler", on_ended=self._streams.on_scheduler_ended),
             *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
-            *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, names),
+            *await ClientHandlers(bus, tokenizer, *common, self._leaving).subscribe(instance, names),
         ]
 
     def _apply(self, output: StepOutput) -> None:
@@ -180,7 +181,7 @@ class Detokenizer:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_INTERVAL)
-            self._streams.check_disconnects()
+            self._leaving.check()
             self._streams.keep_alive()
 
     def _set_ready(self, ready: bool) -> None:

@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from pagewire.services.detokenizer.abort_notifier import AbortNotifier
 from pagewire.services.detokenizer.finalizer import Finalizer
-from pagewire.services.detokenizer.frames.disconnect_monitor import DisconnectMonitor
 from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.sequence_map import SequenceMap
@@ -58,7 +57,6 @@ class Streams:
         instance: str,
         registry: Registry,
         sender: FrameSender,
-        monitor: DisconnectMonitor,
         notifier: AbortNotifier,
         finalizer: Finalizer,
         steps: StepFeed,
@@ -71,7 +69,6 @@ class Streams:
         self._instance = instance
         self._registry = registry
         self._sender = sender
-        self._monitor = monitor
         self._notifier = notifier
         self._finalizer = finalizer
         self._steps = steps
@@ -266,15 +263,6 @@ class Streams:
         else:
             self._add(Subscriber(stream, reply, encoding, streaming=True, start=start))
 
-    def check_disconnects(self) -> None:
-        """Removes subscribers that have disconnected, and cancels the streams that have none left."""
-        subscribers = (subscriber for stream in self._registry.open for subscriber in stream.subscribers)
-        for subscriber in self._monitor.check(subscribers):
-            stream = subscriber.stream
-            stream.unsubscribe(subscriber)
-            if not stream.subscribers and self.cancel(stream):
-                _log.info("client_gone", request_id=stream.request_id)
-
     def keep_alive(self) -> None:
         """Tells the subscribers of streams without a token that their requests still wait."""
         for stream in self._registry.open:
@@ -335,6 +323,7 @@ class Streams:
         if len(stream.subscribers) >= MAX_SUBSCRIBERS:
             stream.unsubscribe(stream.subscribers[0])
         stream.subscribers.append(subscriber)
+        stream.delivered.clear()
         self._send(stream)
 
     def note_stored(self, stream: Stream, number: int) -> None:

@@ -10,6 +10,7 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import RequestError
 from pagewire.shared.messages.client import (
+    LEAVES,
     Accepted,
     CancelReply,
     ChatFormat,
@@ -46,7 +47,7 @@ class Responder:
     """Serves one model on a bus. Set `script` to decide what a request is answered with at once.
 
     Attributes:
-        requests, tokenizations, resumes, cancels: what was asked, in order.
+        requests, tokenizations, resumes, cancels, leavings: what was asked, in order.
         tenants: who sent each request.
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
@@ -61,6 +62,7 @@ class Responder:
         self.headers: list[dict[str, str]] = []
         self.resumes: list[int] = []
         self.cancels: list[str] = []
+        self.leavings: list[str] = []
         self.tenants: list[str] = []
         self.reply = ""
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
@@ -136,7 +138,9 @@ class Responder:
         self.send(*(frame for frame in self.full if not isinstance(frame, Delta) or frame.start >= start))
 
     def _cancel(self, message: Message) -> None:
-        self.cancels.append(message.subject.rpartition(".")[2])
+        leaves = message.headers.get(LEAVES)
+        (self.cancels if leaves is None else self.leavings).append(message.subject.rpartition(".")[2])
+        assert leaves in {None, self.reply}
         if message.reply:
             self.bus.publish(message.reply, msgspec.json.encode(CancelReply("cancelled")))
 

@@ -242,10 +242,12 @@ def passed_fields(request: CompletionRequest | ChatCompletionRequest) -> dict[st
 
 
 def _give_id(call: ApiCall, fresh_id: str) -> str:
-    """Gives a request the fresh id, unless its body has one; returns the id that the answer's header has."""
+    """Gives a request the fresh id, unless its body has one; returns the id that the answer's header has.
+
+    Who chooses the id may send the request again when the connection breaks.
+    """
     body_id: str = call.arguments["request_id"]
-    if not body_id:
-        call.arguments.update(request_id=fresh_id, fresh=True)
+    call.arguments.update({"repeatable": True} if body_id else {"request_id": fresh_id, "fresh": True})
     return body_id if subjects.is_token(body_id) else fresh_id  # the pipeline refuses an id that is no token
 
 

@@ -188,11 +188,15 @@ async def test_a_body_beyond_the_brokers_limit_is_refused(gateway: Gateway) -> N
     assert (await gateway.post({"model": MODEL, "prompt": "x" * 20_000})).status == 413
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_cancels_its_request(gateway: Gateway, stream: bool) -> None:
+async def test_a_client_that_hangs_up_cancels_its_request_unless_it_may_send_it_again(
+    gateway: Gateway, stream: bool, own: bool
+) -> None:
     gone = asyncio.Event()
     gateway.responder.script = lambda request: [*deltas()[:1]] if stream else []
-    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": stream, "request_id": "r5"})
+    named = {"request_id": "r5"} if own else {}
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": stream, **named})
     calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, gone=gone))
     await until(lambda: gateway.responder.requests)
     await settle()
@@ -200,7 +204,9 @@ async def test_a_client_that_hangs_up_cancels_its_request(gateway: Gateway, stre
     gone.set()
     await calling
     await settle()
-    assert gateway.responder.cancels == ["r5"]
+    (request,) = gateway.responder.requests
+    assert gateway.responder.cancels == ([] if own else [request.request_id])
+    assert gateway.responder.leavings == (["r5"] if own else [])
     assert (gateway.completions.running, gateway.completions.served) == (0, 1)
 
 
