@@ -75,6 +75,13 @@ def test_other_families_are_refused_by_name(family: str, reason: str) -> None:
     assert reason in refused
 
 
+def test_features_chosen_by_those_of_all_ranks_are_refused() -> None:
+    assert "4 attention heads" in refusal("gemma3n_text", size=5)
+    sparse = [0.0, 0.9, 0.0, 0.0]
+    refused = refusal("gemma3n_text", activation_sparsity_pattern=sparse)
+    assert "model_type gemma3n_text cannot be cut for 2 ranks, because model.layers.1.mlp" in refused
+
+
 def test_more_ranks_than_heads_are_refused() -> None:
     assert "4 attention heads, too few for tensor-parallel-size 5: set it to at most 4" in refusal("granite", size=5)
 
