@@ -11,11 +11,13 @@ from transformers import GraniteConfig
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.shard import Collectives, Shard
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
+from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
+from tests.families.gguf_files import write_tiny
 from tests.families.sweep import architecture_of, save
 from tests.families.tiny import tiny_config
-from tests.support.ranks import greedy, logits_of, on_ranks, without_collectives
+from tests.support.ranks import greedy, load_rank, logits_of, on_ranks, without_collectives
 
 FAMILIES = ("granite", "cohere", "phi", "starcoder2", "nemotron")
 
@@ -49,6 +51,19 @@ def test_a_part_set_apart_waits_for_no_other_rank(tmp_path: Path) -> None:
     assert collectives.calls == 0
     logits_of(part, [3, 4, 5])
     assert collectives.calls == 2 * len(part.spec.layers)
+
+
+@pytest.mark.parametrize("name", ["folder", "model.gguf"])
+def test_a_part_keeps_no_memory_of_the_whole(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        write_tiny(path, "granite")
+    else:
+        save(tiny_config("granite"), path)
+    part = load_rank(path, Shard(0, 2), without_collectives())
+    assert isinstance(part, TransformersLM)
+    for parameter in part.model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
 
 
 def refusal(family: str, size: int = 2, **changes: Any) -> str:
