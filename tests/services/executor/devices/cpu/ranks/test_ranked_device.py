@@ -190,6 +190,21 @@ def test_a_lost_rank_ends_a_step(fault: signal.Signals) -> None:
         timer.join()
 
 
+def test_a_call_that_rank_0_does_not_end_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    device = opened(2)
+    add(device, 0)
+    monkeypatch.setattr(device._model.model, "forward", fail)  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        step(device, (0, 0, text(0, 9), True))
+    assert not device.recovers
+    (process,) = device._followers._all  # type: ignore[attr-defined]
+    device.close()
+    assert process.process.returncode == 0
+
+
 def test_ranks_end_with_rank_0() -> None:
     device = opened(2)
     (process,) = device._followers._all  # type: ignore[attr-defined]
