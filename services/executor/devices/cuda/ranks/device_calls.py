@@ -76,6 +76,11 @@ class FollowingMasks(Masks):
         self._calls = calls
 
     @override
+    def add(self, slot: int, grammar: SequenceGrammar | None) -> None:
+        super().add(slot, grammar)
+        self._grammars[slot] = None  # what stands for it would collect tokens for ever
+
+    @override
     def of(self, slot: int) -> None:
         return None
 
