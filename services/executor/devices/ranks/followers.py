@@ -153,8 +153,10 @@ class Followers(ABC):
         self._watching.start()
 
     def on_lost(self, wake: Callable[[], None]) -> None:
-        """Has `wake` called when a rank is lost."""
+        """Has `wake` called when a rank is lost, at once if one is. A loss meanwhile may call it twice."""
         self._wakes.append(wake)
+        if self.lost:
+            wake()
 
     def lose(self, rank: int, reason: str) -> None:
         """Ends all ranks, because of one. Any thread may call it."""

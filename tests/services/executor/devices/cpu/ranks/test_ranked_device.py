@@ -175,6 +175,9 @@ def test_a_lost_rank_is_noticed_without_a_step(fault: signal.Signals) -> None:
         os.kill(processes[0], fault)
         assert lost.wait(PATIENCE)
         assert device.lost
+        late = threading.Event()
+        device.on_lost(late.set)
+        assert late.is_set()
         with pytest.raises(DeviceLost):
             step(device, (0, 9, [1], True))
 
