@@ -1,6 +1,7 @@
 """The process of a rank other than 0: it is told what to load, shows that it lives, and ends with rank 0."""
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -23,6 +24,8 @@ def run_rank(follow: Callable[[Line, Start], None]) -> None:
     """
     descriptor, parent = map(int, sys.argv[1:])
     die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # all processes of a terminal get them; rank 0 drains, and ends this one
     line = Line(socket.socket(fileno=descriptor))
     with suppress(EOFError):  # rank 0 has ended, or needs no other rank
         start = line.receive(Start)

@@ -208,6 +208,16 @@ def test_a_call_that_rank_0_does_not_end_is_the_last(monkeypatch: pytest.MonkeyP
     assert process.process.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_all_processes_leave_the_ranks_to_rank_0(devices: list[Device], number: signal.Signals) -> None:
+    """As a terminal sends them: rank 0 drains."""
+    ranked = devices[1]
+    add(ranked, 0)
+    for process in ranked._followers.processes:  # type: ignore[attr-defined]
+        os.kill(process, number)
+    step(ranked, (0, 0, text(0, 9), True))
+
+
 def test_ranks_end_with_rank_0() -> None:
     device = opened(2)
     (process,) = device._followers._all  # type: ignore[attr-defined]
