@@ -66,8 +66,8 @@ class Followers(ABC):
         lost: whether a rank has ended or is silent, so that none goes on.
     """
 
-    def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int = 1) -> None:
-        """Tells each of the processes what to load, and on how many threads it computes."""
+    def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int) -> None:
+        """Tells each of the processes what to load, and on how many threads."""
         self.lost = False
         self._settings, self._folder = settings, folder
         self._descriptors = started.memory, started.store

@@ -23,7 +23,7 @@ class Start(msgspec.Struct, frozen=True):
     """Folder of the model."""
     rank: int
     threads: int
-    """Threads that compute, on a CPU."""
+    """Threads that load the part, and on a CPU those that compute at most."""
     memory: int
     """File descriptor of the memory that all ranks share."""
     store: int

@@ -38,7 +38,7 @@ def follow(line: Line, start: Start) -> None:
     settings, folder = start.settings, Path(start.folder)
     size = settings.tensor_parallel_size
     kernels = CpuKernels(build.load(), start.threads)
-    torch.set_num_threads(1)
+    torch.set_num_threads(start.threads)
     first = memory_bytes(kernels, size)
     collectives = SharedMemoryCollectives(kernels, mmap.mmap(start.memory, first), start.rank, size)
     config = read_config(folder)
@@ -53,6 +53,7 @@ def follow(line: Line, start: Start) -> None:
         targets = served_targets(part, config) if settings.enable_lora else None
         model = compiled = CompiledLM(part, kernels, max_model_len(settings, config))
         own = None if targets is None else CpuAdapters(kernels, targets, compiled.numbers, dtype)
+        torch.set_num_threads(1)  # beside the kernels, only small operations are left
     del part
     line.send(Loaded(fingerprint_of(settings, folder)))
 

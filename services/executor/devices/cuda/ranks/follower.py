@@ -48,7 +48,7 @@ def follow(line: Line, start: Start) -> None:
 def _compute(line: Line, start: Start) -> None:
     settings, folder, rank = start.settings, Path(start.folder), start.rank
     size = settings.tensor_parallel_size
-    torch.set_num_threads(1)
+    torch.set_num_threads(start.threads)
     runtime = CudaRuntime(rank)
     collectives = TorchCollectives(rank, size, start.store, runtime.device)
     try:
@@ -56,6 +56,7 @@ def _compute(line: Line, start: Start) -> None:
     except ConfigurationError as error:
         line.send(Loaded(refusal=str(error)))
         return
+    torch.set_num_threads(1)  # only small operations are left on the host
     line.send(Loaded(fingerprint_of(settings, folder)))
 
     line.receive(Connect)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 from typing_extensions import override
 
 from pagewire.services.executor import rank_processes
@@ -50,7 +51,8 @@ class CudaFollowers(Followers):
         self.collectives = TorchCollectives(0, size, started.store, runtime.device)
         self._leaving = threading.Timer(LOST_TIMEOUT, _end_process)
         self._leaving.daemon = True
-        super().__init__(started, settings, folder)
+        threads = max(1, torch.get_num_threads() // (settings.data_parallel_size * size))
+        super().__init__(started, settings, folder, threads)
         self.on_lost(self._leaving.start)
 
     @override
