@@ -111,12 +111,15 @@ class Line:
             EOFError: the peer has ended.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        while b"\n" not in self._rest:
-            self.end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
-            data = self.end.recv(1 << 16)
-            if not data:
-                raise EOFError
-            self._rest += data
+        try:
+            while b"\n" not in self._rest:
+                self.end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+                data = self.end.recv(1 << 16)
+                if not data:
+                    raise EOFError
+                self._rest += data
+        finally:
+            self.end.settimeout(None)  # it would be that of all that is sent later, too
         line, _, self._rest = self._rest.partition(b"\n")
         return msgspec.json.decode(line, type=kind)
 

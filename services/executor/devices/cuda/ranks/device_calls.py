@@ -22,8 +22,6 @@ class DeviceCalls:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._ends = [line.end for line in lines]
-        for end in self._ends:
-            end.settimeout(None)
         self._unsent = b""
 
     def add(self, name: str, *arguments: Any) -> None:
