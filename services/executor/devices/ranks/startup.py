@@ -80,12 +80,12 @@ class Sizes(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     """Says that a rank waits for calls."""
 
-    beating: int
-    """Id of the thread that shows that the rank lives."""
+    heartbeat_thread: int
+    """Id of the thread that counts the rank's heartbeats."""
 
 
-class Line:
-    """One end of the connection between rank 0 and another rank, which is the socket `end`."""
+class Connection:
+    """One end of a connection between rank 0 and another rank, which is the socket `end`."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end

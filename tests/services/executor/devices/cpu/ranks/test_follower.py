@@ -12,7 +12,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.collectives import memory_bytes
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.cpu.ranks import follower
-from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Start
+from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Start
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -37,7 +37,7 @@ def test_a_rank_loads_on_all_of_its_threads(memory: int, monkeypatch: pytest.Mon
     start = Start(Settings(tensor_parallel_size=2), str(checkpoint("llama")), 1, before + 1, memory, -1, -1)
     with here, there:
         try:
-            follower.follow(Line(there), start)
+            follower.follow(Connection(there), start)
         finally:
             torch.set_num_threads(before)
-        assert Line(here).receive(Loaded).refusal == f"on {before + 1} threads"
+        assert Connection(here).receive(Loaded).refusal == f"on {before + 1} threads"
