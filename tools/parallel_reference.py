@@ -72,7 +72,8 @@ On a CPU, models that transformers builds are cut by their own `base_model_tp_pl
 layers by columns and rows, whose products are summed as those of other models. Transformers computes each part, also
 where one rank would have Pagewire's own layers. Embedding and output matrix are whole on every rank, and rank 0 alone
 computes the logits. Refused by name, before any weight is read, is a plan that lacks attention, has other styles than
-columns and rows, or whose part does not run on shapes alone. That leaves out mixtures of experts and latent attention.
+columns and rows, or whose part does not run on shapes alone, and feed-forward layers that choose among the features of
+all ranks (Gemma 3n). That leaves out mixtures of experts and latent attention.
 
 Tests (`tests/services/executor/models/transformers_backend/test_part.py`) compare 2, 3 and 4 ranks with one for
 Cohere, Granite, Nemotron, Phi and Starcoder 2.

@@ -66,7 +66,7 @@ KINDS = (
             "services/detokenizer/service.py": ("KEEP_ALIVE_INTERVAL",),
             "services/executor/adapters/registrar.py": ("SWEEP_INTERVAL",),
             "services/executor/devices/cpu/cores.py": ("INTERVAL",),
-            "services/executor/devices/ranks/follower.py": ("BEAT_INTERVAL",),
+            "services/executor/devices/ranks/follower.py": ("HEARTBEAT_INTERVAL",),
             "services/executor/devices/ranks/followers.py": ("CHECK_INTERVAL",),
             "services/executor/spans.py": ("STEP_INTERVAL",),
             "services/gateway/http/http_protocol.py": ("CHECK_INTERVAL",),

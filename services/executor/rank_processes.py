@@ -13,7 +13,7 @@ COMMANDS = {
     device: (sys.executable, "-P", "-m", f"pagewire.services.executor.devices.{device}.ranks")
     for device in ("cpu", "cuda")
 }
-"""Command line of a rank by device, without the file descriptor of its line to rank 0 and the process id of that."""
+"""Command line of a rank by device, without its arguments: see `run_rank`."""
 MAX_RANKS = 64
 """Most ranks of an executor, as in `kernels/cpu/cpp/collectives.hpp`."""
 
@@ -24,7 +24,7 @@ class RankProcess:
 
     process: "subprocess.Popen[bytes]"
     end: socket.socket
-    """Rank 0's end of the line between the two."""
+    """Rank 0's end of the connection between the two."""
     adapters: socket.socket
     """Rank 0's end of the connection for adapters."""
     adapters_descriptor: int

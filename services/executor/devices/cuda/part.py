@@ -140,11 +140,18 @@ class CudaPart:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all layers of a group, and of as many positions of the model that drafts."""
-        spec = self.model.spec
-        own = KVPool.bytes_per_block(spec, self.settings.block_size, self.cached)
+        return self._own_block_bytes + self._draft_block_bytes
+
+    @property
+    def _own_block_bytes(self) -> int:
+        return KVPool.bytes_per_block(self.model.spec, self.settings.block_size, self.cached)
+
+    @property
+    def _draft_block_bytes(self) -> int:
         if self.draft is None:
-            return own
-        return own + -(-self.draft.block_bytes * len(self.draft.model.spec.groups.windows) // len(spec.groups.windows))
+            return 0
+        groups = len(self.model.spec.groups.windows)
+        return -(-self.draft.block_bytes * len(self.draft.model.spec.groups.windows) // groups)
 
     @property
     def tokens(self) -> int:
@@ -165,16 +172,17 @@ class CudaPart:
         return Measured(usable - graphs - block_bytes, free - block_bytes, block_bytes)
 
     def capacity(self, ranks: Sequence[Measured]) -> Capacity:
-        """Returns the sizes of the device, whose pool fits the GPUs of all `ranks`.
+        """Returns the sizes of the device, whose pool fits the GPUs of all `ranks`. This is the part of the first.
 
         Raises:
             ConfigurationError: the pool would be too small, or too large.
         """
-        settings, windows, count = self.settings, self.model.spec.groups.windows, len(ranks)
+        settings, windows = self.settings, self.model.spec.groups.windows
+        # A size that is set is that of all ranks together. No rank has more KV heads than this one.
+        total = len(ranks) * self._own_block_bytes + self._draft_block_bytes
+        per_rank = [(each.room // each.block_bytes, each.limit // each.block_bytes) for each in ranks]
         blocks = min(
-            # A size that is set is that of all ranks together.
-            pool_blocks(settings, self.length, each.block_bytes * count, each.room * count, each.limit * count, windows)
-            for each in ranks
+            pool_blocks(settings, self.length, total, room * total, limit * total, windows) for room, limit in per_rank
         )
         return self._sizes(blocks, min(slots_of(settings), blocks // len(windows)))
 
@@ -191,7 +199,7 @@ class CudaPart:
             blocks = entries * len(self.draft.model.spec.groups.windows)
             draft_model = self.draft.open(self.draft._sizes(blocks, capacity.max_num_seqs))
         pool = self._pool(capacity)
-        log_pool(capacity, KVPool.bytes_per_block(self.model.spec, capacity.block_size, self.cached))
+        log_pool(capacity, self._own_block_bytes)
         device = CudaDevice(
             self.model,
             capacity,

@@ -24,7 +24,7 @@ from typing_extensions import override
 from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.cut import cut_adapter
 from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64, LoadedAdapter, StepBatch
-from pagewire.services.executor.devices.ranks.startup import Line
+from pagewire.services.executor.devices.ranks.startup import Connection as Line
 from pagewire.services.executor.models.model import ModelCut
 from pagewire.shared.errors import ConfigurationError
 

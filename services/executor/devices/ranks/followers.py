@@ -17,7 +17,7 @@ import structlog
 
 from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
-from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Ready, Start, fingerprint_of
+from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Ready, Start, fingerprint_of
 from pagewire.services.executor.models.model import ModelCut
 from pagewire.services.executor.rank_processes import RankProcesses
 from pagewire.shared.errors import ConfigurationError
@@ -32,9 +32,9 @@ the start has taken."""
 CLOSE_TIMEOUT = 2.0
 """Seconds within which a rank must end when it is told to."""
 CHECK_INTERVAL = 0.1
-"""Seconds between two checks of the signs of life."""
+"""Seconds between two checks of the heartbeats."""
 SILENCE = 1.0
-"""Seconds without a sign of life after which a rank counts as lost; those in which it waits for a core do not count."""
+"""Seconds without a heartbeat after which a rank counts as lost; those in which it waits for a core do not count."""
 _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 _log = structlog.get_logger()
@@ -46,17 +46,17 @@ class _Follower:
 
     rank: int
     process: "subprocess.Popen[bytes]"
-    line: Line
-    adapters: Line
+    connection: Connection
+    adapters: Connection
     """The connection over which it gets its parts of adapters."""
     thread: int = 0
-    """Id of the thread that gives signs of life; 0: the rank is not ready yet."""
-    beat: int = 0
-    """The last sign of life."""
+    """Id of the thread that counts heartbeats; 0: the rank is not ready yet."""
+    heartbeats: int = 0
+    """Heartbeats so far, at the last check."""
     core_wait: float = 0.0
     """Seconds for which the thread has waited for a core, at the last check."""
     silent: float = 0.0
-    """Seconds without a sign of life."""
+    """Seconds without a heartbeat."""
 
 
 class Followers(ABC):
@@ -66,8 +66,8 @@ class Followers(ABC):
         lost: whether a rank has ended or is silent, so that none goes on.
     """
 
-    def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int = 1) -> None:
-        """Tells each of the processes what to load, and on how many threads it computes."""
+    def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int) -> None:
+        """Tells each of the processes what to load, and on how many threads."""
         self.lost = False
         self._settings, self._folder = settings, folder
         self._descriptors = started.memory, started.store
@@ -77,10 +77,10 @@ class Followers(ABC):
         self._wakes: list[Callable[[], None]] = []
         self._all: list[_Follower] = []
         for rank, one in enumerate(started.processes, 1):
-            self._all.append(_Follower(rank, one.process, Line(one.end), Line(one.adapters)))
+            self._all.append(_Follower(rank, one.process, Connection(one.end), Connection(one.adapters)))
             start = Start(settings, str(folder), rank, threads, *self._descriptors, one.adapters_descriptor)
             with suppress(OSError):  # a rank that has ended at once is noticed when it is awaited
-                self._all[-1].line.send(start)
+                self._all[-1].connection.send(start)
 
     @abstractmethod
     def abort(self) -> None:
@@ -92,9 +92,9 @@ class Followers(ABC):
         return [follower.process.pid for follower in self._all]
 
     @property
-    def lines(self) -> list[Line]:
+    def connections(self) -> list[Connection]:
         """The connections to the ranks, by rank."""
-        return [follower.line for follower in self._all]
+        return [follower.connection for follower in self._all]
 
     def leading(self, own: AdapterSlots, part: ModelCut | None) -> LeadingAdapters:
         """Returns the adapters of all ranks, of which rank 0 has its `own` for its part of the model."""
@@ -124,8 +124,8 @@ class Followers(ABC):
             DeviceLost: a rank has ended, or does not arrive in time.
         """
         for follower, ready in self._receive(Ready):
-            follower.core_wait = seconds_without_core(ready.beating)
-            follower.thread = ready.beating
+            follower.core_wait = seconds_without_core(ready.heartbeat_thread)
+            follower.thread = ready.heartbeat_thread
 
     def receive(self, kind: type[T]) -> list[T]:
         """Waits for a message of each rank.
@@ -143,18 +143,20 @@ class Followers(ABC):
         """
         for follower in self._all:
             try:
-                follower.line.send(message)
+                follower.connection.send(message)
             except OSError as error:
                 raise self._ended(follower) from error
 
-    def watch(self, beats: Int64) -> None:
-        """Looks for ranks that have ended or are silent from now on. `beats` [ranks] are their signs of life."""
-        self._watching = threading.Thread(target=self._watch, args=(beats,), name="ranks", daemon=True)
+    def watch(self, heartbeats: Int64) -> None:
+        """Looks for ranks that have ended or are silent from now on. `heartbeats` [ranks] counts those of each."""
+        self._watching = threading.Thread(target=self._watch, args=(heartbeats,), name="ranks", daemon=True)
         self._watching.start()
 
     def on_lost(self, wake: Callable[[], None]) -> None:
-        """Has `wake` called when a rank is lost."""
+        """Has `wake` called when a rank is lost, at once if one is. A loss meanwhile may call it twice."""
         self._wakes.append(wake)
+        if self.lost:
+            wake()
 
     def lose(self, rank: int, reason: str) -> None:
         """Ends all ranks, because of one. Any thread may call it."""
@@ -175,7 +177,7 @@ class Followers(ABC):
             self._watching.join()
         self.abort()
         for follower in self._all:
-            follower.line.close()
+            follower.connection.close()
             follower.adapters.close()
         for follower in self._all:
             if self._watching is not None:
@@ -192,7 +194,7 @@ class Followers(ABC):
         messages = []
         for follower in self._all:
             try:
-                message = follower.line.receive(kind, max(0.0, until - time.monotonic()))
+                message = follower.connection.receive(kind, max(0.0, until - time.monotonic()))
             except TimeoutError as error:
                 waited = time.monotonic() - self._started
                 raise DeviceLost(f"rank {follower.rank} has not arrived within {waited:.0f} s") from error
@@ -204,27 +206,27 @@ class Followers(ABC):
     def _ended(self, follower: _Follower) -> DeviceLost:
         return DeviceLost(f"rank {follower.rank} has ended at the start: its log says why")
 
-    def _watch(self, beats: Int64) -> None:
+    def _watch(self, heartbeats: Int64) -> None:
         """Looks for ranks that have ended or are silent, until the ranks are closed or one is lost."""
-        lines = select.poll()
+        poll = select.poll()
         for follower in self._all:
-            lines.register(follower.line, _ENDED)
+            poll.register(follower.connection, _ENDED)
         looked_at = time.monotonic()
         while not (self._closing or self.lost):
-            ended = {descriptor for descriptor, _ in lines.poll(CHECK_INTERVAL * 1000)}
+            ended = {descriptor for descriptor, _ in poll.poll(CHECK_INTERVAL * 1000)}
             before, looked_at = looked_at, time.monotonic()
             # A machine that stood still stops all ranks.
             elapsed = min(looked_at - before, 2 * CHECK_INTERVAL)
             for follower in self._all:
-                if follower.line.fileno() in ended:
+                if follower.connection.fileno() in ended:
                     self.lose(follower.rank, "has ended")
-                elif follower.thread and self._silence(follower, int(beats[follower.rank]), elapsed) > SILENCE:
+                elif follower.thread and self._silence(follower, int(heartbeats[follower.rank]), elapsed) > SILENCE:
                     self.lose(follower.rank, "is silent")
 
-    def _silence(self, follower: _Follower, beat: int, elapsed: float) -> float:
+    def _silence(self, follower: _Follower, heartbeats: int, elapsed: float) -> float:
         """Returns for how many seconds a rank has been silent though it did not wait for a core."""
         core_wait = seconds_without_core(follower.thread)
         starved, follower.core_wait = core_wait - follower.core_wait, core_wait
-        follower.silent = 0.0 if beat != follower.beat else follower.silent + max(0.0, elapsed - starved)
-        follower.beat = beat
+        follower.silent = 0.0 if heartbeats != follower.heartbeats else follower.silent + max(0.0, elapsed - starved)
+        follower.heartbeats = heartbeats
         return follower.silent

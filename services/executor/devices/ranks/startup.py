@@ -23,7 +23,7 @@ class Start(msgspec.Struct, frozen=True):
     """Folder of the model."""
     rank: int
     threads: int
-    """Threads that compute, on a CPU."""
+    """Threads that load the part, and on a CPU those that compute at most."""
     memory: int
     """File descriptor of the memory that all ranks share."""
     store: int
@@ -80,12 +80,12 @@ class Sizes(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     """Says that a rank waits for calls."""
 
-    beating: int
-    """Id of the thread that shows that the rank lives."""
+    heartbeat_thread: int
+    """Id of the thread that counts the rank's heartbeats."""
 
 
-class Line:
-    """One end of the connection between rank 0 and another rank, which is the socket `end`."""
+class Connection:
+    """One end of a connection between rank 0 and another rank, which is the socket `end`."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -111,12 +111,15 @@ class Line:
             EOFError: the peer has ended.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        while b"\n" not in self._rest:
-            self.end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
-            data = self.end.recv(1 << 16)
-            if not data:
-                raise EOFError
-            self._rest += data
+        try:
+            while b"\n" not in self._rest:
+                self.end.settimeout(None if until is None else max(0.001, until - time.monotonic()))
+                data = self.end.recv(1 << 16)
+                if not data:
+                    raise EOFError
+                self._rest += data
+        finally:
+            self.end.settimeout(None)  # it would be that of all that is sent later, too
         line, _, self._rest = self._rest.partition(b"\n")
         return msgspec.json.decode(line, type=kind)
 

@@ -51,7 +51,9 @@ class _Stored:
         self._stored, self._name, self._slices = stored, name, slices or {}
 
     def __getitem__(self, _all: EllipsisType) -> Tensor:
-        return take(self._stored.tensor(self._name), self._slices)
+        part = take(self._stored.tensor(self._name), self._slices)
+        # A view would keep the whole tensor in memory.
+        return part.clone(memory_format=torch.contiguous_format) if self._slices else part
 
 
 def load_decoder(

@@ -53,6 +53,8 @@ class TransformersCut:
         self._summed: list[str] = []
         plan = _plan(model)
         for path, module in model.named_modules():
+            if getattr(module, "activation_sparsity", 0.0) > 0.0:  # a part of Gemma 3n's runs, with wrong results
+                raise self.refusal(f"{path} chooses among the features of all ranks")
             style = next((style for pattern, style in plan.items() if re.fullmatch(pattern, path)), None)
             if style is None or style in _WHOLE:
                 continue

@@ -18,6 +18,9 @@ from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 class RankedCpuDevice(CpuDevice):
     """A CPU device whose model and KV pool are divided among ranks."""
 
+    recovers = False
+    """An error within a call leaves the other ranks in it: they wait for this one, and take no other call."""
+
     def __init__(
         self,
         model: LeadingLM,

@@ -22,7 +22,7 @@ from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, Call
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import Line, Loaded, Sizes, Start, fingerprint_of
+from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Sizes, Start, fingerprint_of
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import is_native
 from pagewire.shared.errors import ConfigurationError
@@ -32,20 +32,20 @@ from pagewire.shared.process.linux_process import use_batch_scheduling
 _log = structlog.get_logger()
 
 
-def follow(line: Line, start: Start) -> None:
+def follow(connection: Connection, start: Start) -> None:
     """Loads a rank's part of the model and computes until rank 0 ends the ranks, or a rank is lost."""
     use_batch_scheduling()
     settings, folder = start.settings, Path(start.folder)
     size = settings.tensor_parallel_size
     kernels = CpuKernels(build.load(), start.threads)
-    torch.set_num_threads(1)
+    torch.set_num_threads(start.threads)
     first = memory_bytes(kernels, size)
     collectives = SharedMemoryCollectives(kernels, mmap.mmap(start.memory, first), start.rank, size)
     config = read_config(folder)
     try:
         part = load_part(settings, folder, config, kernels, shard_of(settings, start.rank), collectives)
     except ConfigurationError as error:
-        line.send(Loaded(refusal=str(error)))
+        connection.send(Loaded(refusal=str(error)))
         return
     spec, cached, (_, width), dtype = part.spec, cache_dtype(settings, part), part.embedding.shape, part.embedding.dtype
     model, own = part, None
@@ -53,19 +53,20 @@ def follow(line: Line, start: Start) -> None:
         targets = served_targets(part, config) if settings.enable_lora else None
         model = compiled = CompiledLM(part, kernels, max_model_len(settings, config))
         own = None if targets is None else CpuAdapters(kernels, targets, compiled.numbers, dtype)
+        torch.set_num_threads(1)  # beside the kernels, only small operations are left
     del part
-    line.send(Loaded(fingerprint_of(settings, folder)))
+    connection.send(Loaded(fingerprint_of(settings, folder)))
 
-    capacity = line.receive(Sizes).capacity
+    capacity = connection.receive(Sizes).capacity
     sizes = CallSizes.of(capacity, width)
     calls = SharedCalls(mmap.mmap(start.memory, sizes.nbytes, offset=first), sizes, collectives)
     backend = CompiledBackend(kernels, spec, capacity, cached, own)
-    adapters = None if own is None else FollowingAdapters(own, Line(socket.socket(fileno=start.adapters)))
+    adapters = None if own is None else FollowingAdapters(own, Connection(socket.socket(fileno=start.adapters)))
     slots = CpuSlots(capacity, calls.tables)
     use_shared_niceness()
     gc.collect()
     gc.freeze()
-    say_ready(line, calls.beats, start.rank)
+    say_ready(connection, calls.heartbeats, start.rank)
     with torch.inference_mode(), suppress(RanksAborted):
         while True:
             repeat(calls, collectives, kernels, model, backend, slots, adapters)

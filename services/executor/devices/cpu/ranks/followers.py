@@ -47,5 +47,5 @@ class CpuFollowers(Followers):
         calls = SharedCalls(mmap.mmap(self._memory, sizes.nbytes, offset=self._first), sizes, self.collectives)
         self.tell(Sizes(capacity))
         self.await_ready()
-        self.watch(calls.beats)
+        self.watch(calls.heartbeats)
         return calls

@@ -13,10 +13,10 @@ from pagewire.kernels.cpu.collectives import SharedMemoryCollectives
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch
 from pagewire.services.executor.rank_processes import MAX_RANKS
 
-BEATS = 8
-"""Entries in front of the signs of life: call, rows, tokens, threads, whether rows have adapters, and the rest of a
+HEARTBEATS = 8
+"""Entries in front of the heartbeats: call, rows, tokens, threads, whether rows have adapters, and the rest of a
 line of the cache."""
-HEADER = BEATS + MAX_RANKS
+HEADER = HEARTBEATS + MAX_RANKS
 """Entries in front of the columns."""
 
 
@@ -73,7 +73,7 @@ class SharedCalls:
 
     Attributes:
         tables: [groups, slots, entries] the block tables of the slots, which rank 0 changes between calls.
-        beats: [ranks] a number per rank, which grows as long as its process is not stopped.
+        heartbeats: [ranks] the number of each rank's heartbeats, which grows as long as its process is not stopped.
     """
 
     def __init__(self, memory: mmap.mmap, sizes: CallSizes, collectives: SharedMemoryCollectives) -> None:
@@ -81,7 +81,7 @@ class SharedCalls:
         self._collectives = collectives
         integers = np.frombuffer(memory, np.int64, sizes.integers)
         first, rows = HEADER, sizes.rows
-        self._header, self.beats = integers[:BEATS], integers[BEATS:first]
+        self._header, self.heartbeats = integers[:HEARTBEATS], integers[HEARTBEATS:first]
         self._columns = integers[first : first + 4 * rows].reshape(4, rows)
         self._ids = integers[first + 4 * rows : first + 4 * rows + sizes.tokens]
         self.tables: Int64 = integers[first + 4 * rows + sizes.tokens :].reshape(sizes.tables)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from pagewire.services.executor.devices.cuda.device import MASK_THREADS
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Capacity, DeviceLost, Edits, Int64
-from pagewire.services.executor.devices.ranks.startup import Line
+from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 
 MASKS = "masks"
@@ -20,10 +20,8 @@ MASKS = "masks"
 class DeviceCalls:
     """Rank 0's end. Calls are sent with the next step, since none has an effect before."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._ends = [line.end for line in lines]
-        for end in self._ends:
-            end.settimeout(None)
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._ends = [connection.end for connection in connections]
         self._unsent = b""
 
     def add(self, name: str, *arguments: Any) -> None:
@@ -74,6 +72,11 @@ class FollowingMasks(Masks):
     def __init__(self, capacity: Capacity, calls: BinaryIO) -> None:
         super().__init__(capacity)
         self._calls = calls
+
+    @override
+    def add(self, slot: int, grammar: SequenceGrammar | None) -> None:
+        super().add(slot, grammar)
+        self._grammars[slot] = None  # what stands for it would collect tokens for ever
 
     @override
     def of(self, slot: int) -> None:

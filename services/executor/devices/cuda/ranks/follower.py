@@ -24,7 +24,7 @@ from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import Connect, Line, Loaded, Sizes, Start, fingerprint_of
+from pagewire.services.executor.devices.ranks.startup import Connect, Connection, Loaded, Sizes, Start, fingerprint_of
 from pagewire.services.executor.models.shard import Shard
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
@@ -32,10 +32,10 @@ from pagewire.shared.models.model_folder import read_config
 _log = structlog.get_logger()
 
 
-def follow(line: Line, start: Start) -> None:
+def follow(connection: Connection, start: Start) -> None:
     """Loads a rank's part of the model, computes until rank 0 ends the ranks or one is lost, and ends the process."""
     try:
-        _compute(line, start)
+        _compute(connection, start)
     except EOFError:
         _log.info("rank_ended")
     except DeviceLost as error:
@@ -45,31 +45,32 @@ def follow(line: Line, start: Start) -> None:
     os._exit(0)  # at once, so that rank 0 notices: NCCL would wait for the other ranks
 
 
-def _compute(line: Line, start: Start) -> None:
+def _compute(connection: Connection, start: Start) -> None:
     settings, folder, rank = start.settings, Path(start.folder), start.rank
     size = settings.tensor_parallel_size
-    torch.set_num_threads(1)
+    torch.set_num_threads(start.threads)
     runtime = CudaRuntime(rank)
     collectives = TorchCollectives(rank, size, start.store, runtime.device)
     try:
         part = CudaPart.load(settings, folder, read_config(folder), runtime, Shard(rank, size), collectives)
     except ConfigurationError as error:
-        line.send(Loaded(refusal=str(error)))
+        connection.send(Loaded(refusal=str(error)))
         return
-    line.send(Loaded(fingerprint_of(settings, folder)))
+    torch.set_num_threads(1)  # only small operations are left on the host
+    connection.send(Loaded(fingerprint_of(settings, folder)))
 
-    line.receive(Connect)
+    connection.receive(Connect)
     collectives.connect()
-    line.send(part.measure())
-    capacity = line.receive(Sizes).capacity
-    page, calls = SharedPage(start.memory, rank, size), line.end.makefile("rb")
+    connection.send(part.measure())
+    capacity = connection.receive(Sizes).capacity
+    page, calls = SharedPage(start.memory, rank, size), connection.end.makefile("rb")
     device = part.open(capacity, FollowingMasks(capacity, calls), page.note)
     adapters = None
     if part.adapters is not None:
-        adapters = FollowingAdapters(part.adapters, Line(socket.socket(fileno=start.adapters)))
+        adapters = FollowingAdapters(part.adapters, Connection(socket.socket(fileno=start.adapters)))
     gc.collect()
     gc.freeze()
-    say_ready(line, page.beats, rank)
+    say_ready(connection, page.heartbeats, rank)
     repeat(device, calls, adapters)
 
 

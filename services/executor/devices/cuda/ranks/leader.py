@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 from typing_extensions import override
 
 from pagewire.services.executor import rank_processes
@@ -50,7 +51,8 @@ class CudaFollowers(Followers):
         self.collectives = TorchCollectives(0, size, started.store, runtime.device)
         self._leaving = threading.Timer(LOST_TIMEOUT, _end_process)
         self._leaving.daemon = True
-        super().__init__(started, settings, folder)
+        threads = max(1, torch.get_num_threads() // (settings.data_parallel_size * size))
+        super().__init__(started, settings, folder, threads)
         self.on_lost(self._leaving.start)
 
     @override
@@ -164,13 +166,13 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
         part = CudaPart.load(settings, folder, config, runtime, shard, followers.collectives)
         part = part.with_draft_model()
         followers.await_loaded()
-        followers.watch(followers.page.beats)
+        followers.watch(followers.page.heartbeats)
         followers.tell(Connect())
         followers.collectives.connect()
         own = part.measure()
         capacity = part.capacity([own, *followers.receive(Measured)])
         followers.tell(Sizes(capacity))
-        calls = DeviceCalls(followers.lines)
+        calls = DeviceCalls(followers.connections)
         device = part.open(capacity, LeadingMasks(capacity, calls), followers.check)
         followers.await_ready()
         adapters = None if part.adapters is None else followers.leading(part.adapters, part.model.part)

@@ -1,4 +1,4 @@
-"""A page of memory that all ranks share: their signs of life, and checksums of what they have sampled."""
+"""A page of memory that all ranks share: their heartbeats, and checksums of what they have sampled."""
 
 import mmap
 import zlib
@@ -19,14 +19,14 @@ class SharedPage:
     """One rank's view of the page.
 
     Attributes:
-        beats: [ranks] a number per rank, which grows as long as its process is not stopped.
+        heartbeats: [ranks] the number of each rank's heartbeats, which grows as long as its process is not stopped.
     """
 
     def __init__(self, memory: int, rank: int, size: int) -> None:
         """`memory` is the descriptor of a file of `PAGE` bytes, zeros at first. There are `size` ranks."""
         self._rank, self._size = rank, size
         numbers = np.frombuffer(mmap.mmap(memory, PAGE), np.int64, MAX_RANKS * (1 + KEPT))
-        self.beats: Int64 = numbers[:MAX_RANKS]
+        self.heartbeats: Int64 = numbers[:MAX_RANKS]
         self._checksums: Int64 = numbers[MAX_RANKS:].reshape(MAX_RANKS, KEPT)
         self._steps = 0
 

@@ -18,7 +18,7 @@ from pagewire.services.executor.adapters.targets import Targets, targets_of
 from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, LoadedAdapter, StepBatch
 from pagewire.services.executor.devices.ranks import adapters as ranks_adapters
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters, LeadingAdapters, RankedAdapter
-from pagewire.services.executor.devices.ranks.startup import Line
+from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.models.shard import Shard, Units
 from pagewire.shared.errors import ConfigurationError
@@ -69,7 +69,7 @@ class Ranks:
         model = build_model(read_config(checkpoint("llama")))
         targets = targets_of(model)
         here, there = socket.socketpair()
-        self.here, self.there = Line(here), Line(there)
+        self.here, self.there = Connection(here), Connection(there)
         self.own, self.other, self.lost = Slots(targets), Slots(targets), list[int]()
         part = model.cut(Shard(0, 2), Units())
         self.leading = LeadingAdapters(self.own, part, [self.here], lambda rank, _: self.lost.append(rank))

@@ -11,11 +11,13 @@ from transformers import GraniteConfig
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.shard import Collectives, Shard
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
+from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
+from tests.families.gguf_files import write_tiny
 from tests.families.sweep import architecture_of, save
 from tests.families.tiny import tiny_config
-from tests.support.ranks import greedy, logits_of, on_ranks, without_collectives
+from tests.support.ranks import greedy, load_rank, logits_of, on_ranks, without_collectives
 
 FAMILIES = ("granite", "cohere", "phi", "starcoder2", "nemotron")
 
@@ -51,6 +53,19 @@ def test_a_part_set_apart_waits_for_no_other_rank(tmp_path: Path) -> None:
     assert collectives.calls == 2 * len(part.spec.layers)
 
 
+@pytest.mark.parametrize("name", ["folder", "model.gguf"])
+def test_a_part_keeps_no_memory_of_the_whole(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        write_tiny(path, "granite")
+    else:
+        save(tiny_config("granite"), path)
+    part = load_rank(path, Shard(0, 2), without_collectives())
+    assert isinstance(part, TransformersLM)
+    for parameter in part.model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+
+
 def refusal(family: str, size: int = 2, **changes: Any) -> str:
     """The reason for which a family is refused where there are no weights."""
     config = tiny_config(family).to_dict() | {"architectures": [architecture_of(family)]} | changes
@@ -73,6 +88,13 @@ def test_other_families_are_refused_by_name(family: str, reason: str) -> None:
     refused = refusal(family)
     assert f"model_type {family} cannot be cut for 2 ranks, because its" in refused
     assert reason in refused
+
+
+def test_features_chosen_by_those_of_all_ranks_are_refused() -> None:
+    assert "4 attention heads" in refusal("gemma3n_text", size=5)
+    sparse = [0.0, 0.9, 0.0, 0.0]
+    refused = refusal("gemma3n_text", activation_sparsity_pattern=sparse)
+    assert "model_type gemma3n_text cannot be cut for 2 ranks, because model.layers.1.mlp" in refused
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

@@ -175,6 +175,9 @@ def test_a_lost_rank_is_noticed_without_a_step(fault: signal.Signals) -> None:
         os.kill(processes[0], fault)
         assert lost.wait(PATIENCE)
         assert device.lost
+        late = threading.Event()
+        device.on_lost(late.set)
+        assert late.is_set()
         with pytest.raises(DeviceLost):
             step(device, (0, 9, [1], True))
 
@@ -188,6 +191,31 @@ def test_a_lost_rank_ends_a_step(fault: signal.Signals) -> None:
         with pytest.raises(DeviceLost):
             run_steps(device)
         timer.join()
+
+
+def test_a_call_that_rank_0_does_not_end_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    device = opened(2)
+    add(device, 0)
+    monkeypatch.setattr(device._model.model, "forward", fail)  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        step(device, (0, 0, text(0, 9), True))
+    assert not device.recovers
+    (process,) = device._followers._all  # type: ignore[attr-defined]
+    device.close()
+    assert process.process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_all_processes_leave_the_ranks_to_rank_0(devices: list[Device], number: signal.Signals) -> None:
+    """As a terminal sends them: rank 0 drains."""
+    ranked = devices[1]
+    add(ranked, 0)
+    for process in ranked._followers.processes:  # type: ignore[attr-defined]
+        os.kill(process, number)
+    step(ranked, (0, 0, text(0, 9), True))
 
 
 def test_ranks_end_with_rank_0() -> None:
