@@ -24,7 +24,7 @@ from typing_extensions import override
 from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.cut import cut_adapter
 from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64, LoadedAdapter, StepBatch
-from pagewire.services.executor.devices.ranks.startup import Connection as Line
+from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.models.model import ModelCut
 from pagewire.shared.errors import ConfigurationError
 
@@ -67,13 +67,13 @@ class LeadingAdapters(AdapterSlots):
     """The adapters of rank 0's slots, of which the other ranks have parts."""
 
     def __init__(
-        self, own: AdapterSlots, part: ModelCut, lines: Sequence[Line], lose: Callable[[int, str], None]
+        self, own: AdapterSlots, part: ModelCut, connections: Sequence[Connection], lose: Callable[[int, str], None]
     ) -> None:
-        """`own`: adapters of rank 0's `part` of the model. `lines` lead to the other ranks. `lose` is called with a
-        rank that is lost, and the reason."""
+        """`own`: adapters of rank 0's `part` of the model. `connections` lead to the other ranks. `lose` is called
+        with a rank that is lost, and the reason."""
         self.targets = own.targets
-        self._own, self._lines, self._lose = own, lines, lose
-        self._parts = [part.of_rank(rank) for rank in range(1 + len(lines))]
+        self._own, self._connections, self._lose = own, connections, lose
+        self._parts = [part.of_rank(rank) for rank in range(1 + len(connections))]
         self._numbers = count()
         self._slots: dict[int, LoadedAdapter] = {}
         self._unused: deque[int] = deque()
@@ -122,18 +122,18 @@ class LeadingAdapters(AdapterSlots):
     def _pack(self, number: int, adapter: Adapter) -> Any:
         # All of them before the first is sent, as each that is sent is answered.
         messages = [pickle.dumps(cut_adapter(adapter, part)) for part in self._parts[1:]]
-        for rank, (line, message) in enumerate(zip(self._lines, messages, strict=True), 1):
+        for rank, (connection, message) in enumerate(zip(self._connections, messages, strict=True), 1):
             with self._losing(rank):
-                line.end.settimeout(PACK_TIMEOUT)
-                line.end.sendall(HEADER.pack(number, len(message)))
-                line.end.sendall(message)
+                connection.end.settimeout(PACK_TIMEOUT)
+                connection.end.sendall(HEADER.pack(number, len(message)))
+                connection.end.sendall(message)
         try:
             packed = self._own.pack(cut_adapter(adapter, self._parts[0]))
         finally:
             answers = []
-            for rank, line in enumerate(self._lines, 1):
+            for rank, connection in enumerate(self._connections, 1):
                 with self._losing(rank):
-                    answers.append(line.receive(Packed, PACK_TIMEOUT))
+                    answers.append(connection.receive(Packed, PACK_TIMEOUT))
         for rank, answer in enumerate(answers, 1):
             if answer.refusal:
                 raise ConfigurationError(f"rank {rank} cannot hold the adapter: {answer.refusal}")
@@ -159,9 +159,9 @@ class _Part:
 class FollowingAdapters:
     """The adapters of another rank, which packs its parts on a thread of its own."""
 
-    def __init__(self, own: AdapterSlots, line: Line) -> None:
-        """`own`: adapters of the rank's part of the model. `line` leads to rank 0."""
-        self._own, self._line = own, line
+    def __init__(self, own: AdapterSlots, connection: Connection) -> None:
+        """`own`: adapters of the rank's part of the model. `connection` leads to rank 0."""
+        self._own, self._connection = own, connection
         self._parts: dict[int, _Part] = {}
         self._assigned: list[int] = []
         threading.Thread(target=self._take, name="adapters", daemon=True).start()
@@ -183,10 +183,10 @@ class FollowingAdapters:
 
     def _take(self) -> None:
         """Packs parts until rank 0 ends the connection."""
-        with self._line.end, self._line.end.makefile("rb") as parts, suppress(OSError):  # rank 0 has ended
+        with self._connection.end, self._connection.end.makefile("rb") as parts, suppress(OSError):  # rank 0 has ended
             while len(header := parts.read(HEADER.size)) == HEADER.size:
                 number, size = HEADER.unpack(header)
-                self._line.send(Packed(self._pack(number, size, parts)))
+                self._connection.send(Packed(self._pack(number, size, parts)))
 
     def _pack(self, number: int, size: int, parts: BufferedReader) -> str:
         """Packs the next part, a pickle of `size` bytes; returns why it could not, in one line, or an empty text."""
