@@ -164,7 +164,7 @@ class Adopter:
                     work = _work.try_decode(item.data)
                     if work is None:
                         continue
-                    stream = self._registry.find(work.request_id)
+                    stream = self._find(work.request_id)
                     if stream is not None:
                         self._streams.note_stored(stream, item.sequence)
                         if self._belongs_to_another(stream, work.detokenizer):
@@ -184,6 +184,11 @@ class Adopter:
             return 0
         opened = not orphans or await self._adopt(orphans, vocabulary)
         return after if opened and None not in gone.values() else 0
+
+    def _find(self, request_id: str) -> Stream | None:
+        """Returns the stream in memory, unless it may start again: another detokenizer may have started it."""
+        stream = self._registry.find(request_id)
+        return None if stream is not None and may_start_again(stream) else stream
 
     def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
         """Returns whether the tokenizer has opened the stream at a live `owner` instead, as this one did not answer."""
@@ -262,7 +267,7 @@ class Adopter:
 
     async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> bool:
         """Opens the stream of an orphan; returns False if that is not possible now."""
-        if self._registry.find(orphan.opening.request_id) is not None:
+        if self._find(orphan.opening.request_id) is not None:
             return True  # its scheduler has attached it meanwhile
         if self._registry.full:
             return False
@@ -294,10 +299,8 @@ class Adopter:
         numbers = iter(unpack(adopted.attachments))
         objections = []
         for request_id, theirs in zip(adopted.request_ids, zip(numbers, numbers, numbers, strict=True), strict=True):
-            stream = self._registry.find(request_id)
+            stream = self._find(request_id)
             ours = _order(stream) if stream is not None else NOT_ATTACHED
-            if stream is not None and may_start_again(stream):
-                continue
             if self._yields(request_id, ours, theirs, adopted.instance):
                 self._claimed.pop(request_id, None)
                 if stream is not None:

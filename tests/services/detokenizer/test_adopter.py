@@ -11,9 +11,11 @@ import pytest
 
 from pagewire.services.detokenizer.fence import Frozen
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.adopted import Adopted
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState, OpenStream, StoredWork
@@ -361,6 +363,55 @@ class TestQueuedRequests:
             lost = await world.open(stored=False)
             await lost.error()
             assert adopted.last is None, "its request is in a queue that the look has passed"
+
+
+class TestRequestsThatStartAgain:
+    """They ended here with 503, and another detokenizer, which is gone by now, took them when they came again."""
+
+    async def test_the_scheduler_of_the_second_attempt_has_it_adopted(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+            again = await world.reader()
+            answer = await world.attach((HELLO[:2],), step=1, move=1, opening=encode(opening(again)))
+            assert answer.state == AttachState.OPEN
+            world.generate(HELLO[2:], Finish.LENGTH, start=2)
+            await again.end()
+            assert [d.token_ids[0] for d in again.deltas] == HELLO
+
+    async def test_the_second_attempt_is_adopted_from_its_queue(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+            say(world, "dead")
+            again = await world.reader()
+            await store(world.broker, folder, opening(again), "dead")
+            end(world, "dead")
+            await until(lambda: again.messages)
+            assert again.frames[0] == again.accepted
+            await finish_hello(world)
+            await again.end()
+
+    async def test_another_owner_of_the_second_attempt_keeps_it(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+
+            def object_to(_: Message) -> None:
+                owned = Adopted("other", ("r1",), pack([1, 1, 1]))
+                world.bus.publish(f"{subjects.ADOPTED}.other", encode(owned))
+
+            await world.bus.subscribe(f"{subjects.ADOPTED}.d1", object_to)
+            say(world, "dead")
+            again, orphan = await world.reader(), await world.reader()
+            await store(world.broker, folder, opening(again), "dead")
+            await store(world.broker, folder, opening(orphan, request_id="r2"), "dead")
+            end(world, "dead")
+            await until(lambda: orphan.messages)
+            assert not again.messages
 
 
 class TestTwoOwners:
