@@ -71,6 +71,7 @@ class Detokenizer:
             metrics,
             bus.store.now,
         )
+        self._sender.abort = self._streams.abort
         self._peers = Peers(bus, context.model)
         self._awaits_successor = False
         self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)

@@ -441,6 +441,36 @@ class TestLogprobs:
                 [t, t + 1] for t in HELLO
             ]
 
+    async def test_a_frame_that_is_too_large_ends_its_stream_alone(self, folder: Path) -> None:
+        """Spelled out, log-probabilities take more than the tokenizer has estimated."""
+        length = 400
+        fields: dict[str, Any] = {"prompt_lengths": pack([length]), "prompts": (pack([9] * length),)}
+        async with rig(folder, broker=MemoryBroker(max_payload=1 << 15)) as world:
+            reader, other = await world.open(prompt_logprobs=True, **fields), await world.open(request_id="r2")
+            await world.attach()
+            await world.attach(request_id="r2", first_sequence=200)
+            row = (100, length, HELLO[0])
+            prompt = [(100, position, 9) for position in range(1, length)]
+            world.publish(step_output(0, reported(*prompt, row), row))
+            error = await reader.error()
+            assert (error.code, error.error, error.retryable) == (413, "payload_too_large", False)
+            assert reader.over
+            world.step((200, 0, HELLO[0], Finish.LENGTH), step=1)
+            await other.end()
+            await until(lambda: world.aborted)
+            assert world.aborted == [([100], AbortReason.CANCELLED)]
+            assert await world.cancel(reader.accepted.cancel) == "ended"
+
+    async def test_a_stream_whose_first_frame_is_too_large_ends_once(self, folder: Path) -> None:
+        fields: dict[str, Any] = {"prompt_lengths": pack([400]), "prompts": (pack([END] * 400),)}
+        async with rig(folder, broker=MemoryBroker(max_payload=2400)) as world:
+            reader = await world.open(stored=False, return_token_ids=True, **fields)
+            await world.attach((HELLO,), finishes=bytes([Finish.LENGTH]))
+            assert (await reader.error()).code == 413
+            await until(lambda: world.load["streams"] == 0)
+            other = await world.open(request_id="r2")
+            await until(lambda: other.messages)
+
     async def test_a_stop_string_cuts_log_probabilities_at_its_last_token(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open(stream=False, logprobs=True, stop=("world", "lo wor"))
