@@ -198,8 +198,14 @@ class Adopter:
         return owner != self._instance and beat is not None and beat.ready
 
     async def _end_lost(self, stream: Stream, message: str) -> None:
-        """Ends a stream whose request is in no queue."""
-        if await self._bus.store.get_done(stream.request_id) is not None:
+        """Ends a stream whose request is in no queue, unless that changes while its record is read."""
+        before = stream.accepted, stream.number
+        record = await self._bus.store.get_done(stream.request_id)
+        if self._registry.find(stream.request_id) is not stream or stream.state is not StreamState.OPEN:
+            return  # it is over, or another detokenizer owns it
+        if (stream.accepted, stream.number) != before or not self._needs_item(stream):
+            return
+        if record is not None:
             self._streams.drop(stream)  # another detokenizer has served the request
             return
         _log.error("request_in_no_queue", request_id=stream.request_id, number=stream.number)

@@ -91,8 +91,7 @@ class Registry:
 
     def drop(self, stream: Stream) -> None:
         """Forgets an open stream, which another detokenizer owns."""
-        if self._open.get(stream.request_id) is stream:
-            self._remove_open(stream)
+        if self._remove_open(stream):
             self._dropped[stream.request_id] = None
             if len(self._dropped) > MAX_OPEN:
                 del self._dropped[next(iter(self._dropped))]
@@ -113,10 +112,14 @@ class Registry:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def _remove_open(self, stream: Stream) -> None:
+    def _remove_open(self, stream: Stream) -> bool:
+        """Returns whether the stream was there."""
+        if self._open.get(stream.request_id) is not stream:
+            return False
         del self._open[stream.request_id]
         if not self._open:
             self._emptied.set()
+        return True
 
     def _keep(self, stream: Stream) -> None:
         if stream.request_id in self._ended:

@@ -34,6 +34,17 @@ async def test_a_stream_is_found_while_it_runs_and_for_a_while_after(monkeypatch
     assert await streams.recall("r1") is None
 
 
+async def test_the_end_of_a_dropped_stream_leaves_the_one_that_was_opened_since() -> None:
+    streams, dropped, opened = Registry(store()), ended("r1"), ended("r1")
+    streams.add(dropped)
+    streams.drop(dropped)
+    streams.move_to_ended(dropped)
+    assert list(streams.open) == []
+    streams.add(opened)
+    streams.move_to_ended(dropped)
+    assert list(streams.open) == [opened]
+
+
 async def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_ENDED", 3)
 
