@@ -172,7 +172,7 @@ class Adopter:
                         continue
                     if work.detokenizer not in gone:
                         gone[work.detokenizer] = await self._is_gone(work.detokenizer)
-                    if gone[work.detokenizer] and work.opening and self._is_first(work.request_id):
+                    if gone[work.detokenizer] and work.opening and self.is_first(work.request_id):
                         opening = _opening.try_decode(work.opening)
                         if opening is not None:
                             orphans.append(_Orphan(opening, item.headers, item.sequence))
@@ -254,7 +254,7 @@ class Adopter:
             return None
         return None
 
-    def _is_first(self, request_id: str) -> bool:
+    def is_first(self, request_id: str) -> bool:
         """Returns whether this detokenizer ranks first for a request id among those that are ready."""
         ready = {instance for instance, peer in self._view.items() if peer.ready}
         return rank(request_id, ready | {self._instance})[0] == self._instance

@@ -158,7 +158,7 @@ class Detokenizer:
     async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, names: list[str]) -> list[Subscription]:
         """Subscribes to steps first, so that no row of an attached sequence is missed, and then to all else."""
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
-        common = self._streams, self._registry, self._replier, tasks
+        common = self._streams, self._registry, self._replier, tasks, self._adopter
         self._sender.spell = vocabulary.spell
         recent = RecentRequestsResponder(bus, self._registry, model_folder.served_names(self._context.settings)[0])
         return [
@@ -166,7 +166,7 @@ class Detokenizer:
             await self._monitor.listen(),
             await bus.subscribe(subjects.RECENT_REQUESTS, recent.answer),
             await self._peers.listen("scheduler", on_ended=self._streams.on_scheduler_ended),
-            *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
+            *await ServiceHandlers(bus, vocabulary, *common).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, names),
         ]
 

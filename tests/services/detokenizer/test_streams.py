@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagewire.services.detokenizer.adopter import Adopter
+from pagewire.services.detokenizer.client_handlers import OTHERS_ANSWER_WITHIN
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.client_protocol.frame_encoding import encode_frame
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
-from pagewire.shared.messages.client import Accepted
+from pagewire.shared.messages.client import Accepted, CancelReply
 from pagewire.shared.messages.open import Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
@@ -208,6 +212,21 @@ class TestCancel:
             await other.end()
             assert await world.cancel(f"{subjects.CANCEL}.r2") == "ended"
             assert await world.cancel(f"{subjects.CANCEL}.r3") == "unknown"
+
+    async def test_a_cancel_by_id_waits_for_an_owner_that_is_first_in_rank(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Adopter, "is_first", lambda _, name: name != "elsewhere")
+        async with rig(folder) as world:
+            loop = asyncio.get_running_loop()
+
+            def answer_late(message: Message) -> None:
+                state = encode_frame(CancelReply("cancelled"), Encoding.JSON)
+                loop.call_later(2 * OTHERS_ANSWER_WITHIN, world.bus.publish, message.reply, state)
+
+            await world.bus.subscribe(f"{subjects.CANCEL}.elsewhere", answer_late)
+            assert await world.cancel(f"{subjects.CANCEL}.elsewhere") == "cancelled"
+            assert await world.cancel(f"{subjects.CANCEL}.nowhere") == "unknown"
 
     async def test_a_lost_scheduler_delays_no_cancel(self, folder: Path) -> None:
         async with rig(folder) as world:
