@@ -150,7 +150,7 @@ KINDS = (
             "pagewire/client/frames.py": ("CANCEL_TIMEOUT",),
             "pagewire/client/stream.py": ("RETRY_FOR", "ROOM_TIMEOUT", "RECONNECT_TIMEOUT"),
             "services/detokenizer/adopter.py": ("UNSTORED_AFTER", "LOOK_FOR"),
-            "services/detokenizer/client_handlers.py": ("OTHERS_ANSWER_WITHIN",),
+            "services/detokenizer/client_handlers.py": ("OTHERS_ANSWER_WITHIN", "FIRST_ANSWERS_WITHIN"),
             "services/gateway/http/rotation.py": ("RETRY_AFTER_MS",),
             "services/gateway/service.py": ("START_TIMEOUT",),
             "services/tokenizer/dispatch/dispatcher.py": ("OPEN_TIMEOUT", "RECONNECT_TIMEOUT", "SUCCESSOR_TIMEOUT"),

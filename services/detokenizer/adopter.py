@@ -164,7 +164,7 @@ class Adopter:
                     work = _work.try_decode(item.data)
                     if work is None:
                         continue
-                    stream = self._registry.find(work.request_id)
+                    stream = self._find(work.request_id)
                     if stream is not None:
                         self._streams.note_stored(stream, item.sequence)
                         if self._belongs_to_another(stream, work.detokenizer):
@@ -172,7 +172,7 @@ class Adopter:
                         continue
                     if work.detokenizer not in gone:
                         gone[work.detokenizer] = await self._is_gone(work.detokenizer)
-                    if gone[work.detokenizer] and work.opening and self._is_first(work.request_id):
+                    if gone[work.detokenizer] and work.opening and self.is_first(work.request_id):
                         opening = _opening.try_decode(work.opening)
                         if opening is not None:
                             orphans.append(_Orphan(opening, item.headers, item.sequence))
@@ -185,6 +185,11 @@ class Adopter:
         opened = not orphans or await self._adopt(orphans, vocabulary)
         return after if opened and None not in gone.values() else 0
 
+    def _find(self, request_id: str) -> Stream | None:
+        """Returns the stream in memory, unless it may start again: another detokenizer may have started it."""
+        stream = self._registry.find(request_id)
+        return None if stream is not None and may_start_again(stream) else stream
+
     def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
         """Returns whether the tokenizer has opened the stream at a live `owner` instead, as this one did not answer."""
         if stream.adopted or stream.state is not StreamState.OPEN or stream.attachment is not None:
@@ -193,8 +198,14 @@ class Adopter:
         return owner != self._instance and beat is not None and beat.ready
 
     async def _end_lost(self, stream: Stream, message: str) -> None:
-        """Ends a stream whose request is in no queue."""
-        if await self._bus.store.get_done(stream.request_id) is not None:
+        """Ends a stream whose request is in no queue, unless that changes while its record is read."""
+        before = stream.accepted, stream.number
+        record = await self._bus.store.get_done(stream.request_id)
+        if self._registry.find(stream.request_id) is not stream or stream.state is not StreamState.OPEN:
+            return  # it is over, or another detokenizer owns it
+        if (stream.accepted, stream.number) != before or not self._needs_item(stream):
+            return
+        if record is not None:
             self._streams.drop(stream)  # another detokenizer has served the request
             return
         _log.error("request_in_no_queue", request_id=stream.request_id, number=stream.number)
@@ -243,7 +254,7 @@ class Adopter:
             return None
         return None
 
-    def _is_first(self, request_id: str) -> bool:
+    def is_first(self, request_id: str) -> bool:
         """Returns whether this detokenizer ranks first for a request id among those that are ready."""
         ready = {instance for instance, peer in self._view.items() if peer.ready}
         return rank(request_id, ready | {self._instance})[0] == self._instance
@@ -262,7 +273,7 @@ class Adopter:
 
     async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> bool:
         """Opens the stream of an orphan; returns False if that is not possible now."""
-        if self._registry.find(orphan.opening.request_id) is not None:
+        if self._find(orphan.opening.request_id) is not None:
             return True  # its scheduler has attached it meanwhile
         if self._registry.full:
             return False
@@ -294,10 +305,8 @@ class Adopter:
         numbers = iter(unpack(adopted.attachments))
         objections = []
         for request_id, theirs in zip(adopted.request_ids, zip(numbers, numbers, numbers, strict=True), strict=True):
-            stream = self._registry.find(request_id)
+            stream = self._find(request_id)
             ours = _order(stream) if stream is not None else NOT_ATTACHED
-            if stream is not None and may_start_again(stream):
-                continue
             if self._yields(request_id, ours, theirs, adopted.instance):
                 self._claimed.pop(request_id, None)
                 if stream is not None:

@@ -9,6 +9,7 @@ from typing import Literal
 import structlog
 from tokenizers import Tokenizer
 
+from pagewire.services.detokenizer.adopter import Adopter
 from pagewire.services.detokenizer.bounded_tasks import BoundedTaskGroup
 from pagewire.services.detokenizer.leaving_clients import LeavingClients
 from pagewire.services.detokenizer.state.registry import Registry
@@ -23,7 +24,10 @@ from pagewire.shared.messages.client import LEAVES, CancelReply, ResumeRequest
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
 
 OTHERS_ANSWER_WITHIN = 0.25
-"""Seconds that the other instances have to answer for a request that this one does not know."""
+"""Seconds that the other instances have to answer for a request that the first one in rank does not know."""
+FIRST_ANSWERS_WITHIN = 1.5
+"""Seconds that the first instance in rank, which most probably owns a request, has to answer for one that this one does
+not know: less than `pagewire.client.frames.CANCEL_TIMEOUT`."""
 MAX_TOKEN_ID = 0xFFFF_FFFE
 """Largest id that a packed u32 holds, beside `NO_TOKEN`."""
 RETRY_AFTER_MS = 500
@@ -44,6 +48,7 @@ class ClientHandlers:
         registry: Registry,
         replier: Replier,
         tasks: BoundedTaskGroup,
+        adopter: Adopter,
         leaving: LeavingClients,
     ) -> None:
         self._bus = bus
@@ -55,6 +60,7 @@ class ClientHandlers:
         self._registry = registry
         self._replier = replier
         self._tasks = tasks
+        self._adopter = adopter
         self._instance = ""
 
     async def subscribe(self, instance: str, names: Iterable[str]) -> list[Subscription]:
@@ -82,7 +88,8 @@ class ClientHandlers:
     def _on_cancel_by_id(self, message: Message) -> None:
         """`pagewire.v1.cancel.<request id>`, which every instance gets: for clients that know only the request id."""
         target = _Target(_owned(message, message.subject.rpartition(".")[2]), secret=None)
-        self._cancel(message, target, OTHERS_ANSWER_WITHIN)
+        first = self._adopter.is_first(target.request_id)
+        self._cancel(message, target, OTHERS_ANSWER_WITHIN if first else FIRST_ANSWERS_WITHIN)
 
     def _is_mine(self, message: Message, target: "_Target") -> bool:
         """Returns whether this instance answers: it has the stream, or the subject names it."""
@@ -110,8 +117,9 @@ class ClientHandlers:
             _log.warning("record_not_read", request_id=target.request_id, reason=str(error))
             return
         if stream is None:
-            await asyncio.sleep(delay)
-        self._answer_cancel(message, "unknown" if stream is None else "ended")
+            asyncio.get_running_loop().call_later(delay, self._answer_cancel, message, "unknown")
+        else:
+            self._answer_cancel(message, "ended")
 
     def _answer_cancel(self, message: Message, state: Literal["cancelled", "ended", "unknown"]) -> None:
         if message.reply and self._accepts(message):

@@ -51,7 +51,12 @@ class Finalizer:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, stream: Stream) -> None:
-        """Takes over a stream to which nothing is added any more."""
+        """Takes over a stream to which nothing is added any more, unless it was over before.
+
+        A frame that cannot be sent may have ended it while its other frames were sent.
+        """
+        if stream.state is not StreamState.OPEN:
+            return
         stream.state = StreamState.FINALIZING
         stream.times.note_end()
         if stream.deadline is not None:

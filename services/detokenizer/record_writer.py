@@ -114,8 +114,11 @@ class RecordWriter:
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT):
                     await self._bus.store.put_done(record.request_id, record.data)
+            except MessageTooLarge as error:
+                self.lost += 1
+                _log.error("record_too_large", request_id=record.request_id, reason=str(error))
             except (BusError, TimeoutError):
                 await asyncio.sleep(RETRY_INTERVAL)
-            else:
-                if self._backlog and self._backlog[0] is record:  # it may have been dropped meanwhile
-                    self._remove_oldest()
+                continue
+            if self._backlog and self._backlog[0] is record:  # it may have been dropped meanwhile
+                self._remove_oldest()

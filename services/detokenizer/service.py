@@ -72,6 +72,7 @@ class Detokenizer:
             bus.store.now,
         )
         self._leaving = LeavingClients(self._registry, self._monitor, self._streams)
+        self._sender.abort = self._streams.abort
         self._peers = Peers(bus, context.model)
         self._awaits_successor = False
         self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)
@@ -158,7 +159,7 @@ class Detokenizer:
     async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, names: list[str]) -> list[Subscription]:
         """Subscribes to steps first, so that no row of an attached sequence is missed, and then to all else."""
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
-        common = self._streams, self._registry, self._replier, tasks
+        common = self._streams, self._registry, self._replier, tasks, self._adopter
         self._sender.spell = vocabulary.spell
         recent = RecentRequestsResponder(bus, self._registry, model_folder.served_names(self._context.settings)[0])
         return [
@@ -166,7 +167,7 @@ class Detokenizer:
             await self._monitor.listen(),
             await bus.subscribe(subjects.RECENT_REQUESTS, recent.answer),
             await self._peers.listen("scheduler", on_ended=self._streams.on_scheduler_ended),
-            *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
+            *await ServiceHandlers(bus, vocabulary, *common).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common, self._leaving).subscribe(instance, names),
         ]
 

@@ -100,14 +100,15 @@ class Streams:
     ) -> Stream:
         """Returns the stream of a request that another detokenizer owned; opens it if it is not here.
 
-        `sent` is the number of tokens per choice that the client has received. If the request has ended, the client
-        gets the whole stream again, because it is unknown whether it has received the end.
+        A request that ended here with `Unavailable` starts again. `sent` is the number of tokens per choice that the
+        client has received. If the request has ended otherwise, the client gets the whole stream again, because it is
+        unknown whether it has received the end.
 
         Raises:
             BusError: it cannot be determined whether the request has ended.
         """
         stream = await self._registry.recall(request.request_id)
-        if stream is None:
+        if stream is None or may_start_again(stream):
             left = max(0.0, request.deadline - self._now()) if request.deadline else request.timeout_ms / 1000
             stream = self._add_stream(request, vocabulary, headers, left)
             stream.adopted = True

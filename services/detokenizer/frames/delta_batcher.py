@@ -5,6 +5,7 @@ from pagewire.shared.bus import Bus
 from pagewire.shared.messages.client import (
     Delta,
     DeltaBatch,
+    TokenLogprobs,
 )
 
 BATCH_BYTES = 1 << 15
@@ -12,9 +13,11 @@ BATCH_BYTES = 1 << 15
 _FRAME_BYTES = 128
 """Maximum size of a delta without its text and its subscriber's inbox."""
 _LOGPROB_BYTES = 256
-"""Estimated size of one log-probability: only a token of many characters takes more."""
+"""Maximum size of one log-probability without the text and the bytes of its token."""
 _CHARACTER_BYTES = 6
 """Maximum size of a character of a text: JSON escapes some."""
+_BYTE_BYTES = 4
+"""Maximum size of a byte of a token, which JSON writes as a number."""
 
 
 class DeltaBatcher:
@@ -31,18 +34,22 @@ class DeltaBatcher:
         """Subscribers and their deltas, in the same order, by inbox and encoding."""
 
     def add(self, subscriber: Subscriber, delta: Delta) -> None:
-        """Collects the next delta of a subscriber.
+        """Collects the next delta of a subscriber. One that exceeds the size of a batch is sent at once.
 
         Raises:
-            BusUnavailable: the connection takes no more; the delta was not collected.
+            MessageTooLarge: the delta does not fit into any message.
+            BusUnavailable: the connection takes no more; the delta was neither collected nor sent.
         """
         size = _FRAME_BYTES + len(subscriber.reply) + _CHARACTER_BYTES * len(delta.text)
         if delta.logprobs is not None:
-            size += _LOGPROB_BYTES * sum(map(len, delta.logprobs))
+            size += sum(map(_size, delta.logprobs))
         if delta.prompt_logprobs:
-            size += _LOGPROB_BYTES * sum(len(token) for token in delta.prompt_logprobs if token)
+            size += sum(_size(token) for token in delta.prompt_logprobs if token)
         if self._size + size > self._limit:
             self.send()
+        if size > self._limit:
+            self._publish(subscriber.reply, subscriber.encode(delta))
+            return
         waiting = self._waiting.get(subscriber.batch)
         if waiting is None:
             waiting = self._waiting[subscriber.batch] = [], []
@@ -75,3 +82,13 @@ class DeltaBatcher:
             for subscriber, delta in zip(subscribers, deltas, strict=True):
                 subscriber.put_back(delta)
         return [subscriber for subscribers, _ in waiting for subscriber in subscribers]
+
+
+def _size(logprobs: TokenLogprobs) -> int:
+    """Returns the maximum size of the log-probabilities at one position."""
+    return sum(
+        _LOGPROB_BYTES
+        + _CHARACTER_BYTES * len(logprob.decoded_token or "")
+        + _BYTE_BYTES * (len(logprob.bytes) if logprob.bytes else 0)
+        for logprob in logprobs.values()
+    )

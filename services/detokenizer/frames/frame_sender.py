@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from pagewire.services.detokenizer.frames.delta_batcher import DeltaBatcher
 from pagewire.services.detokenizer.frames.last_frame import last_frame, prompt_before, spelled, spelled_prompt
@@ -9,7 +10,7 @@ from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subs
 from pagewire.services.detokenizer.text.vocabulary import Spell, Spelling
 from pagewire.shared.bus import Bus
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
-from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
 from pagewire.shared.messages.client import (
     Delta,
     Queued,
@@ -31,11 +32,13 @@ class FrameSender:
     Attributes:
         frames: frames sent so far.
         spell: returns the spelling of a token, for log-probabilities.
+        abort: ends a stream with an error, once no message can carry the frames of any of its subscribers.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.frames = 0
         self.spell: Spell = lambda token: Spelling(str(token))
+        self.abort: Callable[[Stream, RequestError], None] = lambda stream, error: None
         self._bus = bus
         self._publish = bus.publish
         self._batcher = DeltaBatcher(bus)
@@ -86,7 +89,10 @@ class FrameSender:
             self._retry.cancel()
 
     def _serve(self, subscriber: Subscriber) -> None:
-        sent = self._send_due(subscriber)
+        try:
+            sent = self._send_due(subscriber)
+        except MessageTooLarge:
+            sent = self._refuse(subscriber)
         self.frames += sent
         self._waiting.popleft()
         if sent >= QUOTA:
@@ -100,6 +106,7 @@ class FrameSender:
         """Sends about `QUOTA` of the frames that are due; returns how many, less than `QUOTA` if no more are due.
 
         Raises:
+            MessageTooLarge: a frame does not fit into a message; the ones before it were sent.
             BusUnavailable: the connection takes no more; what was not sent stays due.
         """
         if subscriber.closed:
@@ -152,16 +159,26 @@ class FrameSender:
     def _send_last(self, subscriber: Subscriber) -> int:
         """Sends the last frame, or the only reply to a request without a stream; returns the number of frames."""
         stream, reply, encoding = subscriber.stream, subscriber.reply, subscriber.encoding
-        try:
-            data, headers = last_frame(stream, encoding, self.spell, streaming=subscriber.streaming)
-            self._bus.publish(reply, data, headers=headers)
-        except MessageTooLarge:
-            error = PayloadTooLarge("the result does not fit into one message: ask for fewer tokens, or for a stream")
-            frame = error_frame(error, stream.public_id, stream.tokens)
-            self._bus.publish(reply, encode_frame(frame, encoding), headers=error_headers(error))
+        data, headers = last_frame(stream, encoding, self.spell, streaming=subscriber.streaming)
+        self._bus.publish(reply, data, headers=headers)
         if subscriber.streaming:
             self._bus.publish(reply, b"")
         subscriber.closed = True
+        return 1
+
+    def _refuse(self, subscriber: Subscriber) -> int:
+        """Sends an error instead of a frame that is too large; returns the number of frames. A stream that nobody else
+        reads ends with the error."""
+        stream, reply = subscriber.stream, subscriber.reply
+        fewer = "log-probabilities" if subscriber.streaming else "tokens, or for a stream"
+        error = PayloadTooLarge(f"the result does not fit into one message: ask for fewer {fewer}")
+        frame = error_frame(error, stream.public_id, stream.tokens)
+        self._bus.publish(reply, encode_frame(frame, subscriber.encoding), headers=error_headers(error))
+        if subscriber.streaming:
+            self._bus.publish(reply, b"")
+        stream.unsubscribe(subscriber)
+        if not stream.subscribers:
+            self.abort(stream, error)
         return 1
 
     def _try_again(self) -> None:

@@ -1,6 +1,7 @@
 """The streams in memory, open ones and ended ones. Ended streams are also rebuilt from their records in the store."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from pagewire.services.detokenizer.state.restore import restore
@@ -32,7 +33,11 @@ class Registry:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: dict[str, Stream] = {}
-        self._ended: dict[str, Stream] = {}
+        self._ended: OrderedDict[str, Stream] = OrderedDict()
+        """The ended streams in the order in which they ended."""
+        self._expiries: OrderedDict[str, float] = OrderedDict()
+        """Times of the event loop until which they are kept, in the same order."""
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._ended_bytes = 0
         self._emptied = asyncio.Event()
         self._dropped: dict[str, None] = {}
@@ -91,8 +96,7 @@ class Registry:
 
     def drop(self, stream: Stream) -> None:
         """Forgets an open stream, which another detokenizer owns."""
-        if self._open.get(stream.request_id) is stream:
-            self._remove_open(stream)
+        if self._remove_open(stream):
             self._dropped[stream.request_id] = None
             if len(self._dropped) > MAX_OPEN:
                 del self._dropped[next(iter(self._dropped))]
@@ -113,25 +117,39 @@ class Registry:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def _remove_open(self, stream: Stream) -> None:
+    def _remove_open(self, stream: Stream) -> bool:
+        """Returns whether the stream was there."""
+        if self._open.get(stream.request_id) is not stream:
+            return False
         del self._open[stream.request_id]
         if not self._open:
             self._emptied.set()
+        return True
 
     def _keep(self, stream: Stream) -> None:
         if stream.request_id in self._ended:
             self._remove_ended(stream.request_id)
         self._ended[stream.request_id] = stream
+        self._expiries[stream.request_id] = asyncio.get_running_loop().time() + KEEP_ENDED
         self._ended_bytes += _size(stream)
         while len(self._ended) > MAX_ENDED or (self._ended_bytes > MAX_ENDED_BYTES and len(self._ended) > 1):
             self._remove_ended(next(iter(self._ended)))
-        asyncio.get_running_loop().call_later(KEEP_ENDED, self._forget, stream)
+        if self._sweep_timer is None:
+            self._sweep()
 
-    def _forget(self, stream: Stream) -> None:
-        if self._ended.get(stream.request_id) is stream:
-            self._remove_ended(stream.request_id)
+    def _sweep(self) -> None:
+        """Forgets the ended streams that are over their time, now and whenever the next one is."""
+        loop = asyncio.get_running_loop()
+        self._sweep_timer = None
+        while self._expiries and self._sweep_timer is None:
+            request_id, expires = next(iter(self._expiries.items()))
+            if expires <= loop.time():
+                self._remove_ended(request_id)
+            else:
+                self._sweep_timer = loop.call_at(expires, self._sweep)
 
     def _remove_ended(self, request_id: str) -> None:
+        del self._expiries[request_id]
         self._ended_bytes -= _size(self._ended.pop(request_id))
 
 

@@ -2,18 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from pagewire.services.detokenizer.fence import Frozen
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.adopted import Adopted
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState, OpenStream, StoredWork
@@ -361,6 +365,132 @@ class TestQueuedRequests:
             lost = await world.open(stored=False)
             await lost.error()
             assert adopted.last is None, "its request is in a queue that the look has passed"
+
+
+class SlowRecords(MemoryStore):
+    """A store that waits for a test before it answers whether a request has ended, and before it takes a record."""
+
+    def __init__(self) -> None:
+        super().__init__(max_payload=1 << 20, ack_wait=2, done_age=120)
+        self.questions: list[asyncio.Future[bytes | None]] = []
+        self.may_write = asyncio.Event()
+
+    @override
+    async def get_done(self, request_id: str) -> bytes | None:
+        self.questions.append(asyncio.get_running_loop().create_future())
+        return await self.questions[-1]
+
+    @override
+    async def put_done(self, request_id: str, data: bytes) -> None:
+        await self.may_write.wait()
+        await super().put_done(request_id, data)
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> SlowRecords:
+    monkeypatch.setattr("pagewire.services.detokenizer.adopter.UNSTORED_AFTER", 0.0)
+    monkeypatch.setattr("pagewire.services.detokenizer.adopter.CHECK_INTERVAL", 0.1)
+    return SlowRecords()
+
+
+@asynccontextmanager
+async def asking(folder: Path, records: SlowRecords) -> AsyncIterator[tuple[Rig, Reader]]:
+    """A detokenizer that has asked for the record of an open request, which seems to be in no queue."""
+    broker = MemoryBroker()
+    broker.store = records
+    async with rig(folder, broker=broker) as world:
+        reader = await world.open(stored=False, fresh=True)  # a new id: no record is read
+        await until(lambda: records.questions)
+        yield world, reader
+
+
+class TestSlowRecords:
+    """The store says late whether a request that seems to be in no queue has ended."""
+
+    @pytest.mark.parametrize("record", [None, b"record"])
+    @pytest.mark.parametrize("event", ["stored", "attached"])
+    async def test_a_request_that_was_queued_goes_on(
+        self, folder: Path, records: SlowRecords, record: bytes | None, event: str
+    ) -> None:
+        async with asking(folder, records) as (world, reader):
+            await (world.attach() if event == "attached" else world.ask("stored", StoredWork("r1", 1)))
+            records.questions[0].set_result(record)
+            records.may_write.set()
+            await finish_hello(world)
+            await reader.end()
+
+    @pytest.mark.parametrize("record", [None, b"record"])
+    async def test_a_request_that_ended_ends_once(
+        self, folder: Path, records: SlowRecords, record: bytes | None
+    ) -> None:
+        async with asking(folder, records) as (world, reader):
+            await world.abort("r1", "deadline_exceeded", "too late")
+            records.questions[0].set_result(record)
+            await world.bus.flush()
+            records.may_write.set()
+            assert (await reader.error()).code == 408
+
+    async def test_a_request_that_another_detokenizer_owns_is_left_to_it(
+        self, folder: Path, records: SlowRecords
+    ) -> None:
+        async with asking(folder, records) as (world, reader):
+            owned = Adopted("other", ("r1",), pack([1, 1, 1]))
+            world.bus.publish(f"{subjects.ADOPTED}.other", encode(owned))
+            await until(lambda: world.load["streams"] == 0)
+            records.questions[0].set_result(None)
+            records.may_write.set()
+            other = await world.open(request_id="r2", fresh=True)
+            await until(lambda: other.messages)
+            assert not reader.messages
+
+
+class TestRequestsThatStartAgain:
+    """They ended here with 503, and another detokenizer, which is gone by now, took them when they came again."""
+
+    async def test_the_scheduler_of_the_second_attempt_has_it_adopted(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+            again = await world.reader()
+            answer = await world.attach((HELLO[:2],), step=1, move=1, opening=encode(opening(again)))
+            assert answer.state == AttachState.OPEN
+            world.generate(HELLO[2:], Finish.LENGTH, start=2)
+            await again.end()
+            assert [d.token_ids[0] for d in again.deltas] == HELLO
+
+    async def test_the_second_attempt_is_adopted_from_its_queue(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+            say(world, "dead")
+            again = await world.reader()
+            await store(world.broker, folder, opening(again), "dead")
+            end(world, "dead")
+            await until(lambda: again.messages)
+            assert again.frames[0] == again.accepted
+            await finish_hello(world)
+            await again.end()
+
+    async def test_another_owner_of_the_second_attempt_keeps_it(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.abort("r1", "unavailable", "the work was not stored")
+            await first.error()
+
+            def object_to(_: Message) -> None:
+                owned = Adopted("other", ("r1",), pack([1, 1, 1]))
+                world.bus.publish(f"{subjects.ADOPTED}.other", encode(owned))
+
+            await world.bus.subscribe(f"{subjects.ADOPTED}.d1", object_to)
+            say(world, "dead")
+            again, orphan = await world.reader(), await world.reader()
+            await store(world.broker, folder, opening(again), "dead")
+            await store(world.broker, folder, opening(orphan, request_id="r2"), "dead")
+            end(world, "dead")
+            await until(lambda: orphan.messages)
+            assert not again.messages
 
 
 class TestTwoOwners:

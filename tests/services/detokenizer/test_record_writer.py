@@ -92,6 +92,17 @@ async def test_a_record_is_given_up_when_it_would_have_expired(monkeypatch: pyte
         assert counts(writer) == (1, 1, 0)
 
 
+async def test_a_record_that_is_too_large_does_not_hold_up_the_backlog() -> None:
+    async with writing() as (writer, store):
+        store.refusal = FULL
+        await writer.write("r1", b"x" * (1 + (1 << 20)))
+        await writer.write("r2", b"two")
+        store.refusal = None
+        await until(lambda: not writer.waiting)
+        assert await store.get_done("r2") == b"two"
+        assert counts(writer) == (2, 1, 0)
+
+
 async def test_a_record_that_is_too_large_is_not_tried_again() -> None:
     async with writing() as (writer, store):
         store.refusal = MessageTooLarge(2, 1)

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagewire.services.detokenizer.adopter import Adopter
+from pagewire.services.detokenizer.client_handlers import OTHERS_ANSWER_WITHIN
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.client_protocol.frame_encoding import encode_frame
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
-from pagewire.shared.messages.client import Accepted
+from pagewire.shared.messages.client import Accepted, CancelReply
 from pagewire.shared.messages.open import AbortStream, Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
@@ -219,6 +223,21 @@ class TestCancel:
             await other.end()
             assert await world.cancel(f"{subjects.CANCEL}.r2") == "ended"
             assert await world.cancel(f"{subjects.CANCEL}.r3") == "unknown"
+
+    async def test_a_cancel_by_id_waits_for_an_owner_that_is_first_in_rank(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Adopter, "is_first", lambda _, name: name != "elsewhere")
+        async with rig(folder) as world:
+            loop = asyncio.get_running_loop()
+
+            def answer_late(message: Message) -> None:
+                state = encode_frame(CancelReply("cancelled"), Encoding.JSON)
+                loop.call_later(2 * OTHERS_ANSWER_WITHIN, world.bus.publish, message.reply, state)
+
+            await world.bus.subscribe(f"{subjects.CANCEL}.elsewhere", answer_late)
+            assert await world.cancel(f"{subjects.CANCEL}.elsewhere") == "cancelled"
+            assert await world.cancel(f"{subjects.CANCEL}.nowhere") == "unknown"
 
     async def test_a_lost_scheduler_delays_no_cancel(self, folder: Path) -> None:
         async with rig(folder) as world:
@@ -452,6 +471,36 @@ class TestLogprobs:
             assert [list(logprobs) for logprobs in (await whole.result()).choices[0].logprobs or ()] == [
                 [t, t + 1] for t in HELLO
             ]
+
+    async def test_a_frame_that_is_too_large_ends_its_stream_alone(self, folder: Path) -> None:
+        """Spelled out, log-probabilities take more than the tokenizer has estimated."""
+        length = 400
+        fields: dict[str, Any] = {"prompt_lengths": pack([length]), "prompts": (pack([9] * length),)}
+        async with rig(folder, broker=MemoryBroker(max_payload=1 << 15)) as world:
+            reader, other = await world.open(prompt_logprobs=True, **fields), await world.open(request_id="r2")
+            await world.attach()
+            await world.attach(request_id="r2", first_sequence=200)
+            row = (100, length, HELLO[0])
+            prompt = [(100, position, 9) for position in range(1, length)]
+            world.publish(step_output(0, reported(*prompt, row), row))
+            error = await reader.error()
+            assert (error.code, error.error, error.retryable) == (413, "payload_too_large", False)
+            assert reader.over
+            world.step((200, 0, HELLO[0], Finish.LENGTH), step=1)
+            await other.end()
+            await until(lambda: world.aborted)
+            assert world.aborted == [([100], AbortReason.CANCELLED)]
+            assert await world.cancel(reader.accepted.cancel) == "ended"
+
+    async def test_a_stream_whose_first_frame_is_too_large_ends_once(self, folder: Path) -> None:
+        fields: dict[str, Any] = {"prompt_lengths": pack([400]), "prompts": (pack([END] * 400),)}
+        async with rig(folder, broker=MemoryBroker(max_payload=2400)) as world:
+            reader = await world.open(stored=False, return_token_ids=True, **fields)
+            await world.attach((HELLO,), finishes=bytes([Finish.LENGTH]))
+            assert (await reader.error()).code == 413
+            await until(lambda: world.load["streams"] == 0)
+            other = await world.open(request_id="r2")
+            await until(lambda: other.messages)
 
     async def test_a_stop_string_cuts_log_probabilities_at_its_last_token(self, folder: Path) -> None:
         async with rig(folder) as world:

@@ -6,7 +6,7 @@ from pagewire.services.detokenizer.state.completion import Completion
 from pagewire.services.detokenizer.state.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Headers
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 from pagewire.shared.messages.client import Accepted, Delta, DeltaBatch, Frame
 from pagewire.shared.messages.open import Encoding
 
@@ -21,6 +21,7 @@ class SlowBus(MemoryBus):
     def __init__(self) -> None:
         super().__init__(MemoryBroker())
         self.waiting = 0
+        self.limit = 8 << 20
         self.broken = False
         self.sent: list[tuple[str, bytes]] = []
         self.probes: list[str] = []
@@ -28,6 +29,8 @@ class SlowBus(MemoryBus):
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         if self.broken:
             raise BusUnavailable("cut")
+        if len(data) > self.limit:
+            raise MessageTooLarge(len(data), self.limit)
         del headers
         self.sent.append((subject, data))
         if reply:

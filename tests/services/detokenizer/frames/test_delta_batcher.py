@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagewire.services.detokenizer.frames.delta_batcher import BATCH_BYTES
 from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.state.stream import Stream, Subscriber
+from pagewire.services.detokenizer.text.vocabulary import Spelling
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
@@ -164,6 +165,21 @@ def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int
     alone = [number for number in range(8) if bus.starts(f"r{number}")]
     assert sum(len(batch_of(data)) for data in together) + len(alone) == 8
     assert bool(together) == (reported == 1)
+
+
+def test_a_message_with_log_probabilities_of_long_tokens_has_its_bound() -> None:
+    bus = SlowBus()
+    sender = FrameSender(bus)
+    sender.spell = lambda _: Spelling("\x01" * 1000, b"\xff" * 1000)
+    for number in range(8):
+        stream = stream_of(1)
+        stream.completions[0].logprobs = [ReportedLogprobs(1, pack([1]), struct.pack("<f", -1.0))]
+        subscribe(stream, f"r{number}", batch_inbox=TOGETHER)
+        sender.enqueue(stream)
+    sender.drain()
+    together = [data for subject, data in bus.sent if subject == TOGETHER]
+    assert together
+    assert all(len(data) <= BATCH_BYTES for data in together)
 
 
 async def test_deltas_that_a_broken_connection_did_not_take_are_sent_when_it_is_back() -> None:

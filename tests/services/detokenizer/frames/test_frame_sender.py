@@ -5,8 +5,8 @@ import pytest
 from pagewire.services.detokenizer.frames import frame_sender
 from pagewire.services.detokenizer.frames.frame_sender import FrameSender
 from pagewire.services.detokenizer.state.stream import StreamState
-from pagewire.shared.messages.client import Final
-from tests.services.detokenizer.frames.senders import ACCEPTED, SlowBus, end, grow, stream_of, subscribe
+from pagewire.shared.messages.client import ErrorFrame, Final
+from tests.services.detokenizer.frames.senders import ACCEPTED, SlowBus, batch_of, end, grow, stream_of, subscribe
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -90,6 +90,42 @@ def test_a_reader_may_begin_anywhere(start: int, starts: list[int]) -> None:
     sender.enqueue(stream)
     sender.drain()
     assert bus.starts("a") == starts
+
+
+@pytest.mark.parametrize("batch_inbox", ["", "together"])
+def test_a_frame_that_is_too_large_ends_its_reader_alone(batch_inbox: str) -> None:
+    bus = SlowBus()
+    bus.limit = 1 << 16
+    sender, large, small = FrameSender(bus), stream_of(2), stream_of(2)
+    aborted = []
+    sender.abort = lambda stream, error: aborted.append((stream, error.code))
+    large.completions[0].texts[1] = "\x01" * (bus.limit // 2)
+    subscribe(large, "early", batch_inbox=batch_inbox)
+    subscribe(large, "late", start=2, batch_inbox=batch_inbox)
+    subscribe(small, "b", batch_inbox=batch_inbox)
+    for stream in (large, small):
+        sender.enqueue(stream)
+    sender.drain()
+    accepted, *_, error, end_of_stream = bus.frames("early")
+    assert accepted == ACCEPTED
+    assert isinstance(error, ErrorFrame)
+    assert (error.code, error.tokens_emitted, end_of_stream) == (413, 2, None)
+    assert [subscriber.reply for subscriber in large.subscribers] == ["late"]
+    assert not aborted, "somebody reads on"
+    assert sender.waiting == 0
+    subscribe(large, "again", start=1)
+    large.unsubscribe(large.subscribers[0])
+    sender.enqueue(large)
+    sender.drain()
+    assert aborted == [(large, 413)]
+    grow(small, 1)
+    sender.enqueue(small)
+    sender.drain()
+    starts = bus.starts("b")
+    starts += [
+        start for subject, data in bus.sent if subject == "together" for name, start in batch_of(data) if name == "b"
+    ]
+    assert sorted(starts) == [0, 1, 2]
 
 
 def test_rewinding_skips_nothing_that_was_not_sent() -> None:

@@ -1,3 +1,7 @@
+import asyncio
+import gc
+from weakref import ref
+
 import pytest
 
 from pagewire.services.detokenizer.state import registry
@@ -34,6 +38,17 @@ async def test_a_stream_is_found_while_it_runs_and_for_a_while_after(monkeypatch
     assert await streams.recall("r1") is None
 
 
+async def test_the_end_of_a_dropped_stream_leaves_the_one_that_was_opened_since() -> None:
+    streams, dropped, opened = Registry(store()), ended("r1"), ended("r1")
+    streams.add(dropped)
+    streams.drop(dropped)
+    streams.move_to_ended(dropped)
+    assert list(streams.open) == []
+    streams.add(opened)
+    streams.move_to_ended(dropped)
+    assert list(streams.open) == [opened]
+
+
 async def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_ENDED", 3)
 
@@ -43,6 +58,51 @@ async def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         streams.add(stream)
         streams.move_to_ended(stream)
     assert [number for number in range(5) if streams.find(f"r{number}")] == [2, 3, 4]
+
+
+class Completions(list[Completion]):
+    """A list that can have weak references."""
+
+
+async def test_a_stream_beyond_the_bound_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_ENDED", 1)
+
+    streams, kept = Registry(store()), []
+    for number in range(3):
+        stream = ended(f"r{number}")
+        stream.completions = Completions(stream.completions)
+        kept.append(ref(stream.completions))
+        streams.add(stream)
+        streams.move_to_ended(stream)
+    del stream
+    gc.collect()
+    assert [reference() is not None for reference in kept] == [False, False, True]
+
+
+async def test_each_stream_is_kept_for_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, passed = asyncio.get_running_loop(), [0.0]
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + passed[0])
+
+    streams = Registry(store())
+    for number in range(3):
+        stream = ended(f"r{number}")
+        streams.add(stream)
+        streams.move_to_ended(stream)
+        passed[0] += 0.4 * registry.KEEP_ENDED
+    await until(lambda: not streams.find("r0"))
+    assert streams.find("r1")
+    again = streams.find("r2")
+    assert again
+    streams.add(again)
+    passed[0] += 0.5 * registry.KEEP_ENDED
+    streams.move_to_ended(again)
+    await until(lambda: not streams.find("r1"))
+    passed[0] += 0.9 * registry.KEEP_ENDED
+    await asyncio.sleep(0)
+    assert streams.find("r2"), "it has ended again since"
+    passed[0] += 0.2 * registry.KEEP_ENDED
+    await until(lambda: not streams.find("r2"))
 
 
 async def test_the_size_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
