@@ -21,7 +21,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
-from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.done import Done
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -152,6 +152,8 @@ class Detokenizer:
     bus: MemoryBus
     instance: str = "detok"
     state: AttachState = AttachState.OPEN
+    lose_tokens: int = 0
+    """Attachments of running sequences behind whose answers it misses tokens."""
     known: dict[str, list[list[int]]] = field(default_factory=dict)
     attached: list[Attach] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -168,6 +170,10 @@ class Detokenizer:
         for i, (ours, theirs) in enumerate(zip(known, attach.tokens, strict=True)):
             self.tokens[attach.first_sequence + i] = max(list(ours), unpack(theirs), key=len)
         self.bus.publish(message.reply, encode(Attached(self.state, tuple(map(pack, known)), b"")))
+        if self.lose_tokens and attach.step != NEW:
+            self.lose_tokens -= 1
+            lost = AbortSequences(attach.term, pack([attach.first_sequence]), AbortReason.LOST_TOKENS)
+            self.bus.publish(f"{subjects.ABORT}.{attach.scheduler}.abort", encode(lost))
         self.changed.set()
 
     def on_step(self, message: Message) -> None:
@@ -464,6 +470,7 @@ async def test_a_repeated_request_goes_on_at_the_successor_of_its_detokenizer() 
         s.executor.free_running = True
         s.executor.run()
         await s.until_idle()
+        assert successor.attached[0].order > s.detokenizer.attached[0].order
         assert successor.tokens[successor.attached[0].first_sequence] == generate([5, 6], 20, [])
         assert len({added.sequence for plan in s.executor.plans for added in plan.added}) == 1
 
