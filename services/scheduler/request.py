@@ -88,15 +88,17 @@ class Request:
         trace = item.headers.get("traceparent", "")
         return cls(work, queue, item.ack, item.number, item.deliveries, trace, item.stored_at)
 
-    def note_delivery(self, item: Item, work: WorkItem) -> None:
-        """Notes another delivery, which may name the detokenizer that the client has now. A queue that delivers anew
-        counts deliveries from 1 again."""
-        if work.detokenizer != self.work.detokenizer:
-            self.work, self.stored_at = work, item.stored_at
+    def note_delivery(self, item: Item, work: WorkItem) -> bool:
+        """Notes another delivery, of the same item or of a later one; returns whether its client has another
+        detokenizer now. A queue that delivers anew counts deliveries from 1 again."""
+        moved = work.detokenizer != self.work.detokenizer
+        if moved:
             self.detokenizer, self.must_open = work.detokenizer, False
             self.moves += 1
+        self.work, self.stored_at = work, item.stored_at
         self.ack, self.number = item.ack, item.number
         self.generation = max(self.generation, item.deliveries)
+        return moved
 
     @property
     def num_choices(self) -> int:

@@ -267,16 +267,16 @@ class RequestManager:
             await self._attach(request, self.term)
 
     async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
-        """Updates a request by another delivery: with a newer ack, or with the detokenizer that its client has now."""
-        if moved := work.detokenizer != request.work.detokenizer:
-            if item.stored_at < request.stored_at:
-                await self._acks.end(item.ack)  # the client has sent the request again since, to another detokenizer
-                return
-            await self._acks.end(request.ack)
-        request.note_delivery(item, work)
-        if request.attaching:
-            request.attach_again |= moved
-        elif request.sequences:
+        """Updates a request by another delivery. Of two items of it, the one that was stored last stays."""
+        other, ack = item.number != request.number, request.ack
+        if other and item.stored_at < request.stored_at:
+            await self._acks.end(item.ack)
+            return
+        moved = request.note_delivery(item, work)
+        if other:
+            await self._acks.end(ack)
+        request.attach_again |= other or moved
+        if request.sequences and not request.attaching:
             await self._attach_running(request, lost=moved)
 
     async def _watch_detokenizers(self) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler import backlog_reporter, executor_client, service
+from pagewire.services.scheduler import backlog_reporter, executor_client, service, work_consumer
 from pagewire.services.scheduler.policy import service_rate
 from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
@@ -453,6 +453,38 @@ async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() 
         assert first.first_sequence == second.first_sequence
         assert second.generation > first.generation
         assert s.load("requests") == 1
+
+
+async def test_of_two_items_of_a_request_the_later_one_stays() -> None:
+    """A tokenizer that the store has not answered in time stores the request again."""
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+        first, second = s.detokenizer.attached
+        assert second.first_sequence == first.first_sequence
+        assert await s.bus.store.missing_work({1, 2}) == {1}
+        assert s.load("requests") == 1
+
+
+async def test_an_earlier_item_of_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_consumer, "SILENCE", 0.01)
+    monkeypatch.setattr(work_consumer, "LOOK_EVERY", 0.01)
+    async with scene() as s:
+        s.executor.free_running = False
+        orphaned = subjects.work_queue(MODEL, 0, "gone")
+        await s.work("r", [5, 6], max_tokens=100, target="gone")
+        (earlier,) = await s.bus.store.pull_work(orphaned, 1, expires=1)  # both without a turn of the event loop
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        await s.bus.store.return_work(earlier.ack)
+        async with asyncio.timeout(PATIENCE):
+            while not await s.bus.store.missing_work({earlier.number}):
+                s.scheduler._manager.consumer.notify()
+        assert await s.bus.store.missing_work({earlier.number + 1}) == set()
+        assert len(s.detokenizer.attached) == 1
 
 
 async def test_a_repeated_request_goes_on_at_the_successor_of_its_detokenizer() -> None:
