@@ -61,6 +61,7 @@ class Detokenizer:
         self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender, self._records, metrics)
         notifier = AbortNotifier(bus, self._tasks)
         self._steps = StepFeed(bus, self._tasks, self._apply)
+        self._peers = Peers(bus, context.model)
         self._streams = Streams(
             context.instance,
             self._registry,
@@ -69,11 +70,11 @@ class Detokenizer:
             self._finalizer,
             self._steps,
             metrics,
+            self._peers,
             bus.store.now,
         )
         self._leaving = LeavingClients(self._registry, self._monitor, self._streams)
         self._sender.abort = self._streams.abort
-        self._peers = Peers(bus, context.model)
         self._awaits_successor = False
         self._adopter = Adopter(bus, self._peers, context.instance, self._registry, self._streams)
 

@@ -33,12 +33,13 @@ from pagewire.shared.messages.client import Accepted
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import ERRORS, Finish, StepOutput
+from pagewire.shared.process.peers import Peers
 from pagewire.shared.telemetry import tracing
 
 MAX_SUBSCRIBERS = 64
 """Maximum subscribers of one stream; one more replaces the oldest."""
 MAX_LOST_SCHEDULERS = 5
-"""Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
+"""Schedulers that have ended with a request since its last new token, after which the request ends with an error."""
 NOT_FINITE = "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype)"
 GRAMMAR_LIMIT = (
     "the grammar of structured_outputs or tools is too complex to go on behind this text. A text may need "
@@ -61,10 +62,12 @@ class Streams:
         finalizer: Finalizer,
         steps: StepFeed,
         metrics: StreamMetrics,
+        peers: Peers,
         now: Callable[[], float],
     ) -> None:
         """`now`: the store's."""
         self._metrics = metrics
+        self._peers = peers
         self._now = now
         self._instance = instance
         self._registry = registry
@@ -158,11 +161,10 @@ class Streams:
             reported = attach.logprobs[index] if attach.logprobs else ()
             self._accept_known(choice, unpack(tokens), finish, reported)
         self._sequences.bind(stream, choices, attach)
-        if before is not None and before.scheduler != attach.scheduler:
-            stream.note_lost_scheduler()
-            if stream.lost_schedulers >= MAX_LOST_SCHEDULERS:
-                self.abort(stream, Internal("services stop whenever they run this request: change the request"))
-                return _attached(stream, AttachState.ENDED)
+        former = before.scheduler if before is not None else attach.scheduler
+        if former != attach.scheduler and stream.count_lost_schedulers(former, self._peers) >= MAX_LOST_SCHEDULERS:
+            self.abort(stream, Internal("services stop whenever they run this request: change the request"))
+            return _attached(stream, AttachState.ENDED)
         answer = _attached(stream, AttachState.ENDED if stream.finished else AttachState.OPEN)
         self._send(stream)
         if stream.finished:

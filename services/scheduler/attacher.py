@@ -42,6 +42,8 @@ class Attacher:
         detokenizer cannot be reached and its stream not be adopted. `term` is the present term or the last one;
         `running`: the sequences are not new.
         """
+        if not request.attaching:
+            request.attach_again = False
         request.attaching += 1
         try:
             while held():

@@ -38,14 +38,20 @@ def free_executors(peers: Peers) -> list[str]:
     return [beat.instance for beat in peers.alive("executor") if beat.load.get("free") and not beat.draining]
 
 
-async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
-    """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
+async def claim_executor(
+    bus: Bus, peers: Peers, owner: str, model: str, last: str, unanswered: set[str]
+) -> tuple[int, Claimed] | None:
+    """Claims a free executor, or one of its own again; returns the new term and its answer, None when there is none.
 
     There is none either while the store gives no term. Schedulers that search at the same time ask different executors
-    first.
+    first. Its own are the `last` one and the `unanswered` ones, which have not answered a claim: such an executor may
+    obey `owner` all the same, and is free for nobody then. This function adds and removes them.
+
+    Raises:
+        BusUnavailable: the connection is lost; `unanswered` has the executor that was asked.
     """
-    last_beat = peers.find(last)
-    own = [last] if last_beat is not None and not last_beat.draining else []
+    beats = [peers.find(name) for name in {last, *unanswered}]
+    own = [beat.instance for beat in beats if beat is not None and not beat.draining]
     for executor in rank(owner, {*free_executors(peers), *own}):
         try:
             term = await bus.store.next_term()
@@ -53,10 +59,12 @@ async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: s
             _log.warning("no_term", reason=str(error))
             return None
         request = encode(Claim(scheduler=owner, term=term, model=model))
+        unanswered.add(executor)
         try:
             answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
         except (NoResponders, RequestTimeout):
             continue
+        unanswered.discard(executor)
         claimed = _claimed.decode(answer.data)
         if claimed.accepted:
             return term, claimed

@@ -1,4 +1,4 @@
-"""Renews, returns and ends work items. A failure is only logged: the queue delivers the item again."""
+"""Renews, returns and ends work items. A failure is no error here: the queue delivers the item again."""
 
 from collections.abc import Coroutine
 
@@ -27,6 +27,14 @@ class ItemAcks:
     async def end(self, ack: str) -> None:
         """Removes an item from its queue."""
         await _log_failure(self._store.end_work(ack), "item_not_ended")
+
+    async def is_done(self, request_id: str) -> bool:
+        """Returns whether it is recorded that a request has ended. If the store does not answer, its detokenizer tells
+        when it is attached."""
+        try:
+            return await self._store.get_done(request_id) is not None
+        except BusError:
+            return False
 
 
 async def _log_failure(call: Coroutine[None, None, None], event: str, **context: str) -> None:

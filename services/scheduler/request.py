@@ -64,6 +64,8 @@ class Request:
     """Tokens per choice that the client has certainly got from earlier detokenizers; empty: unknown."""
     attaching: int = 0
     """Exchanges with a detokenizer that are going on."""
+    attach_again: bool = False
+    """Whether the detokenizer needs all tokens once more when the present exchange has ended."""
     slot_at: float = 0.0
     """Monotonic time of its first slot; 0: it had none yet."""
     queue_time: float = 0.0
@@ -86,10 +88,17 @@ class Request:
         trace = item.headers.get("traceparent", "")
         return cls(work, queue, item.ack, item.number, item.deliveries, trace, item.stored_at)
 
-    def note_delivery(self, item: Item) -> None:
-        """Notes another delivery. A queue that delivers anew counts deliveries from 1 again."""
+    def note_delivery(self, item: Item, work: WorkItem) -> bool:
+        """Notes another delivery, of the same item or of a later one; returns whether its client has another
+        detokenizer now. A queue that delivers anew counts deliveries from 1 again."""
+        moved = work.detokenizer != self.work.detokenizer
+        if moved:
+            self.detokenizer, self.must_open = work.detokenizer, False
+            self.moves += 1
+        self.work, self.stored_at = work, item.stored_at
         self.ack, self.number = item.ack, item.number
         self.generation = max(self.generation, item.deliveries)
+        return moved
 
     @property
     def num_choices(self) -> int:

@@ -22,7 +22,7 @@ from pagewire.services.scheduler.term import Term
 from pagewire.services.scheduler.trials import Trials
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared.bus import Item
-from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
+from pagewire.shared.errors import Internal, InvalidRequest, RequestError, WireVersionError
 from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.work import WorkItem
@@ -175,6 +175,7 @@ class RequestManager:
         for request in self.requests.values():
             ours = ids.intersection(sequence.id for sequence in request.sequences)
             held += len(ours)
+            request.attach_again |= bool(ours)
             if ours and not request.attaching:
                 self._spawn(self._attach_running(request, lost=True))
         return held
@@ -256,7 +257,7 @@ class RequestManager:
             await self._update(request, item, work)
             return
         late = work.deadline <= self._store.now()  # the detokenizer tells the client by itself
-        if late or (item.deliveries > 1 and await self._is_done(work.request_id)):
+        if late or (item.deliveries > 1 and await self._acks.is_done(work.request_id)):
             await self._acks.end(item.ack)
             return
         request = Request.of(item, work, queue)
@@ -266,17 +267,17 @@ class RequestManager:
             await self._attach(request, self.term)
 
     async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
-        """Updates a request by another delivery: with a newer ack, or with the detokenizer that its client has now."""
-        if work.detokenizer != request.work.detokenizer:
-            if item.stored_at < request.stored_at:
-                await self._acks.end(item.ack)  # the client has sent the request again since, to another detokenizer
-                return
-            await self._acks.end(request.ack)
-            request.work, request.stored_at = work, item.stored_at
-            request.detokenizer, request.must_open = work.detokenizer, False
-        request.note_delivery(item)
+        """Updates a request by another delivery. Of two items of it, the one that was stored last stays."""
+        other, ack = item.number != request.number, request.ack
+        if other and item.stored_at < request.stored_at:
+            await self._acks.end(item.ack)
+            return
+        moved = request.note_delivery(item, work)
+        if other:
+            await self._acks.end(ack)
+        request.attach_again |= other or moved
         if request.sequences and not request.attaching:
-            await self._attach_running(request)
+            await self._attach_running(request, lost=moved)
 
     async def _watch_detokenizers(self) -> None:
         """Has the streams of detokenizers that are gone adopted, and forgets what their detokenizers have read."""
@@ -296,12 +297,13 @@ class RequestManager:
     async def _attach_running(self, request: Request, *, lost: bool = False) -> None:
         """Sends the detokenizer the sequences of a request again, with all tokens that are known here.
 
-        `lost`: whether it has lost tokens. Tokens whose log-probabilities it needs are generated again.
+        `lost`: whether it lacks tokens. Those of them whose log-probabilities it needs are generated again.
         """
         term, sequences, tokens, moves = self.term, request.sequences, request.generated(), request.moves
         answer = await self._send_attach(request, sequences[0].id, running=True)
         if answer is None or self.term is not term or request.sequences is not sequences:
             return
+        lost |= request.attach_again
         misses = any(len(theirs) < len(ours) for ours, theirs in zip(tokens, answer.tokens, strict=False))
         if request.reports and misses and (lost or request.moves != moves):
             self._abort(request.unfinished)
@@ -316,6 +318,8 @@ class RequestManager:
         if answer.state != AttachState.OPEN:
             self._forget(request)
         self._on_change()
+        if request.attach_again and not request.attaching:
+            await self._attach_running(request, lost=True)
 
     async def _attach(self, request: Request, term: Term) -> None:
         """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
@@ -361,6 +365,8 @@ class RequestManager:
             for sequence in unfinished:
                 policy.add(sequence)
         self._on_change()
+        if request.attach_again and not request.attaching:
+            await self._attach_running(request, lost=True)
 
     async def _send_result(self, request: Request, choices: list[int]) -> None:
         """Sends the result of a beam search. If no detokenizer takes it, the item is delivered and searched again."""
@@ -404,12 +410,6 @@ class RequestManager:
             return self.term is present and self.requests.get(request.work.request_id) is request
 
         return await self._attacher.attach(request, first_sequence, term, held, running=running)
-
-    async def _is_done(self, request_id: str) -> bool:
-        try:
-            return await self._store.get_done(request_id) is not None
-        except BusError:
-            return False  # then the detokenizer tells when it is attached
 
     def _forget(self, request: Request) -> None:
         """Stops renewing a request. Unless the detokenizer ends its item, the item is delivered again."""

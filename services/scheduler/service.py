@@ -54,6 +54,8 @@ class Scheduler:
         self._token = subjects.model_token(self._model)
         self._last_executor = ""
         """Executor of the present term, or of the last one; empty before the first."""
+        self._unanswered: set[str] = set()
+        """Executors that have not answered a claim, and may obey this scheduler."""
         self._last_term: Term | None = None
         """The present term, or the last one; None before the first."""
         self._claiming = False
@@ -131,7 +133,7 @@ class Scheduler:
             self._claiming = False
 
     async def _search(self) -> tuple[int, Claimed]:
-        last = self._last_executor
+        last, instance = self._last_executor, self._context.instance
         # What an executor has left unfinished need not wait for its successor while another scheduler has an executor.
         due = time.monotonic() + (0.0 if last and self._successor() else HAND_BACK_AFTER)
         while True:
@@ -140,7 +142,7 @@ class Scheduler:
             self._peers_changed.clear()
             claim = None
             try:
-                claim = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
+                claim = await claim_executor(self._bus, self._peers, instance, self._model, last, self._unanswered)
             except BusError as error:
                 _log.warning("executor_not_claimed", reason=str(error))
             if claim is not None:

@@ -17,6 +17,7 @@ from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, ReportedLogprobs
+from pagewire.shared.process.peers import Peers
 
 
 class StreamState(Enum):
@@ -82,10 +83,10 @@ class Stream:
     """Packed ids of each prompt, if the answer has them or log-probabilities of prompts."""
     restored_prompt_logprobs: tuple[tuple[ReportedLogprobs | None, ...], ...] = ()
     """Log-probabilities of prompts in a restored stream."""
-    lost_schedulers: int = 0
-    """Number of lost schedulers in a row that have had the request and have brought no new token."""
+    _former_schedulers: set[str] = field(default_factory=set)
+    """Schedulers that have had the request since its last new token, except those that have drained."""
     _tokens_before: int = 0
-    """Number of tokens when a scheduler was lost last."""
+    """Number of tokens when another scheduler took the request last."""
     secret: bytes = b""
     """Last token of the subjects that cancel and resume the stream."""
     chat_format: ChatFormat | None = None
@@ -116,10 +117,18 @@ class Stream:
         """Whether the client may be told that its request waits or runs: the work queue has had it."""
         return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
 
-    def note_lost_scheduler(self) -> None:
-        """Counts a scheduler that was lost with this request."""
-        self.lost_schedulers = 1 if self.tokens > self._tokens_before else self.lost_schedulers + 1
+    def count_lost_schedulers(self, former: str, peers: Peers) -> int:
+        """Notes the scheduler from which another one has taken the request; returns how many of them have ended.
+
+        Only those since the last new token count. A live one was late, and one that drains has given the request up.
+        """
+        if self.tokens > self._tokens_before:
+            self._former_schedulers.clear()
         self._tokens_before = self.tokens
+        beat = peers.find(former)
+        if beat is None or not beat.draining:
+            self._former_schedulers.add(former)
+        return sum(map(peers.gone, self._former_schedulers))
 
     @property
     def tokens(self) -> int:

@@ -221,6 +221,15 @@ class Rig:
         beat = Heartbeat("executor", executor, True, term, 1, step, {})
         self.bus.publish(f"{subjects.HEARTBEAT}.executor.{executor}", encode(beat))
 
+    def scheduler_beat(self, scheduler: str, *, draining: bool = False) -> None:
+        """A scheduler says that it lives."""
+        beat = Heartbeat("scheduler", scheduler, True, 1, 1, 1, {}, draining=draining)
+        self.bus.publish(f"{subjects.HEARTBEAT}.scheduler.{scheduler}", encode(beat))
+
+    def scheduler_ended(self, scheduler: str) -> None:
+        """The supervisor says that the process of a scheduler has ended."""
+        self.bus.publish(f"{subjects.HEARTBEAT}.scheduler.{scheduler}", b"")
+
     async def cancel(self, subject: str) -> str:
         reply = await self.client.request(subject, b"", timeout=2)
         return msgspec.json.decode(reply.data, type=CancelReply).state

@@ -285,16 +285,21 @@ async def test_the_work_of_a_dead_scheduler_is_delivered_again_at_once(folder: P
 async def test_a_request_that_kills_five_schedulers_ends_with_an_error(folder: Path) -> None:
     """A new token in between shows that it was chance."""
     async with rig(folder) as world:
+
+        async def attach(number: int) -> int:
+            world.scheduler_ended(f"s{number - 1}")
+            await world.bus.flush()
+            return (await world.attach(scheduler=f"s{number}", term=number, generation=number)).state
+
         reader = await world.open()
-        await world.attach(scheduler="s1")
-        for number in range(2, 6):
-            assert (await world.attach(scheduler=f"s{number}", term=number, generation=number)).state == 0
+        for number in range(1, 6):
+            assert await attach(number) == AttachState.OPEN
         world.step((100, 0, ids("Hi")[0], Finish.NONE), step=0, term=5)
         await until(lambda: reader.deltas)
         for number in range(6, 10):
-            assert (await world.attach(scheduler=f"s{number}", term=number, generation=number)).state == 0
+            assert await attach(number) == AttachState.OPEN
         assert reader.last is None
-        assert (await world.attach(scheduler="s10", term=10, generation=10)).state == 1
+        assert await attach(10) == AttachState.ENDED
         error = await reader.error()
         assert (error.code, error.error) == (500, "internal")
 

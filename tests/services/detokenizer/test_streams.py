@@ -9,17 +9,18 @@ import pytest
 
 from pagewire.services.detokenizer.adopter import Adopter
 from pagewire.services.detokenizer.client_handlers import OTHERS_ANSWER_WITHIN
+from pagewire.services.detokenizer.streams import MAX_LOST_SCHEDULERS
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker
 from pagewire.shared.client_protocol.frame_encoding import encode_frame
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
-from pagewire.shared.messages.attach import AttachState
+from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.client import Accepted, CancelReply
 from pagewire.shared.messages.open import AbortStream, Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
+from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Rig, finish_hello, ids, rig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -361,6 +362,23 @@ class TestAttachment:
             await reader.end()
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:1]
 
+    async def test_live_schedulers_may_take_a_request_from_each_other(self, folder: Path) -> None:
+        """On a starved machine items are renewed too late."""
+        async with rig(folder) as world:
+            await world.open()
+            for turn in range(2 * MAX_LOST_SCHEDULERS):
+                scheduler = f"s{turn % 2}"
+                world.scheduler_beat(scheduler)
+                assert (await attach_at(world, turn, scheduler)).state == AttachState.OPEN
+
+    async def test_schedulers_may_hand_a_request_on_and_drain(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            await world.open()
+            for turn in range(2 * MAX_LOST_SCHEDULERS):
+                assert (await attach_at(world, turn, f"s{turn}")).state == AttachState.OPEN
+                world.scheduler_ended(f"s{turn - 1}")
+                world.scheduler_beat(f"s{turn}", draining=True)
+
     async def test_tokens_from_before_a_preemption_are_kept(self, folder: Path) -> None:
         """The sequence goes on in the same attachment: what is computed again comes at positions that are known."""
 
@@ -407,6 +425,12 @@ class TestAttachment:
     async def test_an_attach_without_an_opened_stream_is_unknown(self, folder: Path) -> None:
         async with rig(folder) as world:
             assert (await world.attach()).state == AttachState.UNKNOWN
+
+
+async def attach_at(world: Rig, turn: int, scheduler: str) -> Attached:
+    """Another scheduler attaches the request, under a term of its own."""
+    await world.bus.flush()
+    return await world.attach(term=1 + turn, generation=1 + turn, scheduler=scheduler)
 
 
 def reported(*tokens: tuple[int, int, int]) -> dict[str, Any]:

@@ -6,14 +6,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire.shared import subjects
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBus
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
-from pagewire.shared.messages.attach import NEW, AttachState
+from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
 from pagewire.shared.messages.work import Sampling, WorkItem
 from tests.services.scheduler.test_service import QUEUE, Detokenizer, Scene, scene
 from tests.support.executor import generate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,8 +32,9 @@ def end(s: Scene, instance: str) -> None:
     s.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{instance}", b"")
 
 
-async def work(s: Scene, max_tokens: int, detokenizer: str = "detok") -> None:
-    item = WorkItem("r", detokenizer, (pack(PROMPT),), 1, Sampling(max_tokens), 0, 2e9, opening=OPENING)
+async def work(s: Scene, max_tokens: int, detokenizer: str = "detok", logprobs: int = -1) -> None:
+    sampling = Sampling(max_tokens, logprobs=logprobs)
+    item = WorkItem("r", detokenizer, (pack(PROMPT),), 1, sampling, 0, 2e9, opening=OPENING)
     await s.bus.store.put_work(QUEUE, encode(item))
 
 
@@ -166,3 +169,59 @@ async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
         assert (again.first_sequence, again.step) == (first.first_sequence, s.scheduler.heartbeat().step)
         assert unpack(again.tokens[0]) == generate(PROMPT, 20, [])[: len(unpack(again.tokens[0]))]
         assert s.load("running") == 1
+
+
+async def test_tokens_that_are_missed_right_behind_an_attachment_are_not_forgotten() -> None:
+    """The scheduler reads the answer and the wish at once, before it goes on with the answer."""
+    async with scene() as s:
+        s.executor.free_running = False
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        async with successor(s) as second:
+            second.lose_tokens = 1
+            end(s, "detok")
+            await second.until(lambda: len(second.attached) == 2)
+            moved, again = second.attached
+            assert moved.step == s.scheduler.heartbeat().step
+            assert again.step == moved.step
+            s.executor.free_running = True
+            s.executor.run()
+            await second.until(lambda: second.tokens[again.first_sequence] == generate(PROMPT, 20, []))
+
+
+async def test_a_request_whose_client_has_another_detokenizer_is_attached_there_behind_the_present_answer() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        asked: list[Message] = []
+        silent = await s.bus.subscribe(f"{subjects.DETOKENIZER}.slow.attach", asked.append)
+        say(s, "slow")
+        await work(s, 20, "slow")
+        await until(lambda: asked)
+        async with successor(s) as second:
+            await work(s, 20, "next")
+            await until(lambda: s.scheduler._manager.requests["r"].detokenizer == "next")
+            s.bus.publish(asked[0].reply, encode(Attached(AttachState.OPEN, (b"",), b"")))
+            await second.until(lambda: bool(second.attached))
+            assert second.attached[0].order > Decoder(Attach).decode(asked[0].data).order
+            s.executor.free_running = True
+            await second.until(lambda: second.tokens[second.attached[0].first_sequence] == generate(PROMPT, 20, []))
+        await silent.unsubscribe()
+
+
+async def test_log_probabilities_are_generated_again_for_another_detokenizer() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await work(s, 20, logprobs=0)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        async with successor(s) as second:
+            await work(s, 20, "next", logprobs=0)
+            await second.until(lambda: len(second.attached) == 2)
+            again = second.attached[1]
+            assert (again.step, again.move) == (NEW, 1)
+            s.executor.free_running = True
+            s.executor.run()
+            await second.until(lambda: second.tokens[again.first_sequence][-20:] == generate(PROMPT, 20, []))

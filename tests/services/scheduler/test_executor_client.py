@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from pagewire.services.scheduler.executor_client import ExecutorClient, claim_ex
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import RequestTimeout, StorageRefused
+from pagewire.shared.errors import BusError, ConnectionLost, RequestTimeout, StorageRefused
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
@@ -29,6 +30,10 @@ class Scene:
         self.peers = Peers(self.bus)
         self.owners: dict[str, str] = {}
         self.claimed_instances: list[str] = []
+        self.mute: set[str] = set()
+        """Executors whose answers are lost."""
+        self.unanswered: dict[str, set[str]] = defaultdict(set)
+        """By scheduler: executors that have not answered it."""
 
     async def add(self, instance: str, *, owner: str = "", ready: bool = True) -> None:
         def on_claim(message: Message) -> None:
@@ -37,7 +42,8 @@ class Scene:
             accepted = self.owners[instance] in {"", claim.scheduler}
             if accepted:
                 self.owners[instance] = claim.scheduler
-            self.bus.publish(message.reply, encode(Claimed(instance, accepted, 64, 4, 8, 200)))
+            if instance not in self.mute:
+                self.bus.publish(message.reply, encode(Claimed(instance, accepted, 64, 4, 8, 200)))
 
         self.owners[instance] = owner
         await self.bus.subscribe(f"{subjects.CLAIM}.{instance}", on_claim)
@@ -49,7 +55,8 @@ class Scene:
         await self.bus.flush()
 
     async def claim(self, scheduler: str, last: str = "") -> str:
-        result = await claim_executor(self.bus, self.peers, scheduler, "m", last)
+        unanswered = self.unanswered[scheduler]
+        result = await claim_executor(self.bus, self.peers, scheduler, "m", last, unanswered)
         return result[1].executor if result is not None else ""
 
 
@@ -80,6 +87,51 @@ async def test_a_scheduler_may_claim_its_last_executor_again_before_that_is_free
     await scene.add("mine", owner="s")
     assert await scene.claim("s") == ""
     assert await scene.claim("s", last="mine") == "mine"
+
+
+async def test_an_executor_whose_answer_is_late_is_claimed_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_client, "CLAIM_TIMEOUT", 0.05)
+    await scene.add("e")
+    scene.mute.add("e")
+    assert await scene.claim("s") == ""
+    await scene.beat("e", free=False)
+    assert await scene.claim("s") == ""
+    scene.mute.clear()
+    assert await scene.claim("other") == ""
+    assert await scene.claim("s") == "e"
+    assert not scene.unanswered["s"]
+
+
+async def test_an_executor_is_claimed_again_when_the_connection_breaks(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def request(subject: str, data: bytes, *, timeout: float) -> Message:
+        scene.bus.publish(subject, data, reply=scene.bus.new_inbox())
+        await scene.bus.flush()
+        raise ConnectionLost("closed by the broker")
+
+    await scene.add("e")
+    monkeypatch.setattr(scene.bus, "request", request)
+    with pytest.raises(BusError):
+        await scene.claim("s")
+    monkeypatch.undo()
+    await scene.beat("e", free=False)
+    assert await scene.claim("s") == "e"
+
+
+async def test_an_executor_that_declines_after_a_lost_answer_is_asked_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "CLAIM_TIMEOUT", 0.05)
+    await scene.add("e")
+    scene.mute.add("e")
+    assert await scene.claim("s") == ""
+    scene.mute.clear()
+    scene.owners["e"] = "other"
+    await scene.beat("e", free=False)
+    for _ in range(2):
+        assert await scene.claim("s") == ""
+    assert scene.claimed_instances == ["e", "e"]
 
 
 async def test_an_executor_that_waits_for_a_higher_term_is_free_though_not_ready(scene: Scene) -> None:

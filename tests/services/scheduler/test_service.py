@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler import backlog_reporter, executor_client, service
+from pagewire.services.scheduler import backlog_reporter, executor_client, service, work_consumer
 from pagewire.services.scheduler.policy import service_rate
 from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
@@ -21,7 +21,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
-from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.done import Done
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -152,6 +152,8 @@ class Detokenizer:
     bus: MemoryBus
     instance: str = "detok"
     state: AttachState = AttachState.OPEN
+    lose_tokens: int = 0
+    """Attachments of running sequences behind whose answers it misses tokens."""
     known: dict[str, list[list[int]]] = field(default_factory=dict)
     attached: list[Attach] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -168,6 +170,10 @@ class Detokenizer:
         for i, (ours, theirs) in enumerate(zip(known, attach.tokens, strict=True)):
             self.tokens[attach.first_sequence + i] = max(list(ours), unpack(theirs), key=len)
         self.bus.publish(message.reply, encode(Attached(self.state, tuple(map(pack, known)), b"")))
+        if self.lose_tokens and attach.step != NEW:
+            self.lose_tokens -= 1
+            lost = AbortSequences(attach.term, pack([attach.first_sequence]), AbortReason.LOST_TOKENS)
+            self.bus.publish(f"{subjects.ABORT}.{attach.scheduler}.abort", encode(lost))
         self.changed.set()
 
     def on_step(self, message: Message) -> None:
@@ -449,6 +455,38 @@ async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() 
         assert s.load("requests") == 1
 
 
+async def test_of_two_items_of_a_request_the_later_one_stays() -> None:
+    """A tokenizer that the store has not answered in time stores the request again."""
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+        first, second = s.detokenizer.attached
+        assert second.first_sequence == first.first_sequence
+        assert await s.bus.store.missing_work({1, 2}) == {1}
+        assert s.load("requests") == 1
+
+
+async def test_an_earlier_item_of_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_consumer, "SILENCE", 0.01)
+    monkeypatch.setattr(work_consumer, "LOOK_EVERY", 0.01)
+    async with scene() as s:
+        s.executor.free_running = False
+        orphaned = subjects.work_queue(MODEL, 0, "gone")
+        await s.work("r", [5, 6], max_tokens=100, target="gone")
+        (earlier,) = await s.bus.store.pull_work(orphaned, 1, expires=1)  # both without a turn of the event loop
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        await s.bus.store.return_work(earlier.ack)
+        async with asyncio.timeout(PATIENCE):
+            while not await s.bus.store.missing_work({earlier.number}):
+                s.scheduler._manager.consumer.notify()
+        assert await s.bus.store.missing_work({earlier.number + 1}) == set()
+        assert len(s.detokenizer.attached) == 1
+
+
 async def test_a_repeated_request_goes_on_at_the_successor_of_its_detokenizer() -> None:
     async with scene() as s:
         s.executor.free_running = False
@@ -464,6 +502,7 @@ async def test_a_repeated_request_goes_on_at_the_successor_of_its_detokenizer() 
         s.executor.free_running = True
         s.executor.run()
         await s.until_idle()
+        assert successor.attached[0].order > s.detokenizer.attached[0].order
         assert successor.tokens[successor.attached[0].first_sequence] == generate([5, 6], 20, [])
         assert len({added.sequence for plan in s.executor.plans for added in plan.added}) == 1
 
