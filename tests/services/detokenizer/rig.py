@@ -250,6 +250,11 @@ class Rig:
         return self.heartbeat.load
 
     @property
+    def has_peer(self) -> bool:
+        """Whether the service knows of another detokenizer that takes streams."""
+        return self.service._adopter.has_peer
+
+    @property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat that others get from the service now."""
         return self.heartbeater.beat_of(self.service)

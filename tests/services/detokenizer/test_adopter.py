@@ -166,6 +166,7 @@ class TestQueuedRequests:
     async def test_the_first_detokenizer_in_rank_opens_the_streams_of_a_dead_one(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            await until(lambda: one.has_peer and two.has_peer)
             say(one, "dead")
             readers = {}
             for number in range(8):
