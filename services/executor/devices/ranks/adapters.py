@@ -32,7 +32,7 @@ PACK_TIMEOUT = 120.0
 """Seconds within which a rank must have taken its part of an adapter, and as long again within which it must have
 packed it; otherwise it counts as lost."""
 HEADER = Struct("<QQ")
-"""What precedes a part of an adapter: its number, and the size of the pickle in bytes."""
+"""Header of each part of an adapter: its number, and the size of the pickle in bytes."""
 DISCARDED_BYTES = 1 << 16
 """Bytes that are read at once of a part that memory cannot hold."""
 

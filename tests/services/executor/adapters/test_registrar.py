@@ -50,7 +50,7 @@ async def store_of_executor() -> AsyncIterator[tuple[AdapterStore, Bus]]:
 
 
 def registrar(store: AdapterStore, folder: Path, **changes: Any) -> Registrar:
-    """What an executor has that may load adapters from a folder."""
+    """The registrar of an executor that may load adapters from a folder."""
     values: dict[str, Any] = {"model": str(checkpoint(BASE)), "served_model_name": BASE, "enable_lora": True}
     settings = Settings(**values | {"lora_dirs": str(folder), "max_lora_rank": MAX_RANK} | changes)
     return Registrar(store, settings, modules(BASE))
@@ -177,7 +177,7 @@ class Together(AdapterStore):
 
 
 async def load_together(bus: Bus, folder: Path, *names: str, replace: bool = False) -> list[Any]:
-    """What two executors answer that load another adapter each at the same time."""
+    """The answers of two executors that load another adapter each at the same time."""
     both = asyncio.Barrier(2)
     loads = [
         registrar(Together(bus, both), folder).load(

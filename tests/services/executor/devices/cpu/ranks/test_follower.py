@@ -20,7 +20,7 @@ from tests.support.checkpoints import checkpoint
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    """What the ranks share."""
+    """The shared memory of the ranks."""
     descriptor = os.memfd_create("ranks")
     os.ftruncate(descriptor, memory_bytes(CpuKernels(build.load(), 1), 2))
     yield descriptor
