@@ -21,7 +21,8 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.client_protocol.frame_encoding import encode_frame
-from pagewire.shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
+from pagewire.shared.messages.client import Accepted, Delta, DeltaBatch
+from pagewire.shared.messages.client_headers import BATCH_INBOX
 from pagewire.shared.messages.open import Encoding
 
 _MODEL = "tiny"

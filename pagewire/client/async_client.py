@@ -183,8 +183,7 @@ class AsyncClient:
             return_token_origins: whether each delta says if its token was sampled, drafted or forced.
             clamp_max_tokens: whether a `max_tokens` beyond the context becomes what the context leaves.
             fresh: whether `request_id` is new, so that no earlier request is looked for.
-            repeatable: whether leaving the loop early does not cancel the request for 10 s, in which it may be sent
-                again.
+            repeatable: whether the request goes on for a while when the loop is left early, as it may be sent again.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.

@@ -39,7 +39,10 @@ class Directory:
         """The only model that was served at the last look; empty: there were several, or none has been taken."""
 
     def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
-        """Returns the directory of a tenant, whose requests go over `bus`. It shares both sets of models."""
+        """Returns the directory of a tenant, whose requests go over `bus`.
+
+        It shares both sets of models, and begins with the only one that is known here.
+        """
         directory = Directory(bus, self._default, tenant)
         directory.served, directory.adapted, directory._only = self.served, self.adapted, self._only
         return directory

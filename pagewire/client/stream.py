@@ -27,9 +27,6 @@ from pagewire.shared.errors import (
     Unavailable,
 )
 from pagewire.shared.messages.client import (
-    BATCH_INBOX,
-    FRESH,
-    LEAVES,
     Accepted,
     ChatFormat,
     Delta,
@@ -39,6 +36,7 @@ from pagewire.shared.messages.client import (
     Result,
     ResumeRequest,
 )
+from pagewire.shared.messages.client_headers import BATCH_INBOX, FRESH, LEAVES
 
 FRAME_TIMEOUT = 3.0
 """Seconds without a frame after which a stream asks for missed frames."""

@@ -20,7 +20,8 @@ from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import BusError, InvalidRequest, Overloaded, invalid_field
-from pagewire.shared.messages.client import LEAVES, CancelReply, ResumeRequest
+from pagewire.shared.messages.client import CancelReply, ResumeRequest
+from pagewire.shared.messages.client_headers import LEAVES
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
 
 OTHERS_ANSWER_WITHIN = 0.25

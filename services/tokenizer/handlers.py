@@ -22,7 +22,8 @@ from pagewire.shared.bus import Handler, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import Internal, Overloaded, RequestError, Unavailable
-from pagewire.shared.messages.client import FRESH, ModelInfo, ModelList
+from pagewire.shared.messages.client import ModelInfo, ModelList
+from pagewire.shared.messages.client_headers import FRESH
 from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.process.context import Context

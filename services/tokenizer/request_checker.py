@@ -12,7 +12,8 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, ModelNotFound
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
+from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.messages.client_headers import BATCH_INBOX, FRESH
 from pagewire.shared.messages.open import Encoding
 
 TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time"

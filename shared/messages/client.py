@@ -8,13 +8,6 @@ import msgspec
 from pagewire.shared.errors import ContextLengths
 from pagewire.shared.messages.request_metrics import Metrics
 
-FRESH = "Pagewire-Fresh"
-"""Header of a generate request that is sent for the first time, with a random id: no earlier one is looked for."""
-LEAVES = "Pagewire-Leaves"
-"""Header of a message to `cancel`: the inbox of a client that leaves a request, which goes on for others."""
-BATCH_INBOX = "Pagewire-Batch-Inbox"
-"""Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
-
 
 class StructuredOutputsParams(
     msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True
@@ -32,7 +25,8 @@ class StructuredOutputsParams(
     json_object: bool | None = None
     """Whether the text is any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
-    """Free text in which each of `triggers` begins one of `structures`: `begin`, a value of its `schema`, and `end`."""
+    """Free text in which each of the `triggers` begins one of the `structures`: its `begin`, a value of its JSON
+    `schema`, and its `end`."""
     disable_any_whitespace: bool = False
     """Whether JSON has no whitespace between its tokens."""
     disable_additional_properties: bool = False
@@ -86,7 +80,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bad_words: list[str] | None = None
     """Texts that may not be generated."""
     logprobs: int | None = None
-    """Number of the likeliest tokens whose log-probabilities are reported beside each generated token's; -1: all."""
+    """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token; -1: all
+    tokens, if the server allows that."""
     prompt_logprobs: int | None = None
     """Number as in `logprobs`, for each token of the prompt but the first."""
     structured_outputs: StructuredOutputsParams | None = None

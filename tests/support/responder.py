@@ -10,7 +10,6 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import RequestError
 from pagewire.shared.messages.client import (
-    LEAVES,
     Accepted,
     CancelReply,
     ChatFormat,
@@ -26,6 +25,7 @@ from pagewire.shared.messages.client import (
     ResumeRequest,
     Usage,
 )
+from pagewire.shared.messages.client_headers import LEAVES
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 

@@ -41,7 +41,7 @@ def secret_of(request_id: str, digest: bytes) -> bytes:
     """Returns the secret of a request's stream, which is the same whenever and wherever it is opened.
 
     While detokenizers take over from each other, two may have a stream of a request that its client has sent again:
-    each takes the subjects that the other one has told. Who could compute the secret could join the stream as well, by
+    each takes the subjects that the other one has told. Whoever can compute the secret can also join the stream, by
     sending the request itself.
 
     >>> secret_of("r1", b"digest").hex()

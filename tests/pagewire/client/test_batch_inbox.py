@@ -9,7 +9,8 @@ from pagewire import AsyncClient
 from pagewire.client import stream
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.messages.client import BATCH_INBOX, Delta, DeltaBatch
+from pagewire.shared.messages.client import Delta, DeltaBatch
+from pagewire.shared.messages.client_headers import BATCH_INBOX
 from tests.support.broker import connect_service, running_broker
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until

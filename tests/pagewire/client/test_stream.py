@@ -18,7 +18,8 @@ from pagewire.shared.errors import (
     PayloadTooLarge,
     Unavailable,
 )
-from pagewire.shared.messages.client import FRESH, Accepted, Delta, Frame, GenerateRequest, Queued
+from pagewire.shared.messages.client import Accepted, Delta, Frame, GenerateRequest, Queued
+from pagewire.shared.messages.client_headers import FRESH
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final, settle
 from tests.support.waiting import PATIENCE, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.detokenizer import leaving_clients
-from pagewire.shared.messages.client import LEAVES
+from pagewire.shared.messages.client_headers import LEAVES
 from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import HELLO, Reader, Rig, finish_hello, rig
 from tests.support.waiting import until

@@ -29,7 +29,8 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.backlog import Backlog
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelInfo, ModelList
+from pagewire.shared.messages.client import ErrorFrame, ModelInfo, ModelList
+from pagewire.shared.messages.client_headers import BATCH_INBOX, FRESH
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.tokenize import TokenizeReply

@@ -5,7 +5,8 @@ import pytest
 
 from pagewire.shared import subjects
 from pagewire.shared.messages import Decoder
-from pagewire.shared.messages.client import BATCH_INBOX, ErrorFrame, ModelList
+from pagewire.shared.messages.client import ErrorFrame, ModelList
+from pagewire.shared.messages.client_headers import BATCH_INBOX
 from pagewire.shared.messages.open import OpenState
 from pagewire.shared.messages.work import WorkItem
 from tests.services.tokenizer.harness import GENERATE, MODEL, QUEUE, Setup, serving
