@@ -46,6 +46,15 @@ async def successor(s: Scene, name: str = "next") -> AsyncIterator[Detokenizer]:
     yield second
 
 
+async def run_first_step(s: Scene) -> None:
+    """Lets a request of 20 tokens begin, whose executor then waits to be run again."""
+    s.executor.free_running = False
+    await work(s, 20)
+    await s.detokenizer.until(lambda: bool(s.executor.plans))
+    s.executor.run()
+    await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+
+
 async def test_the_successor_gets_the_tokens_so_far_and_the_opening() -> None:
     async with scene() as s:
         s.executor.free_running = False
@@ -154,11 +163,7 @@ async def test_the_successor_learns_how_many_tokens_were_certainly_sent() -> Non
 
 async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
     async with scene() as s:
-        s.executor.free_running = False
-        await work(s, 20)
-        await s.detokenizer.until(lambda: bool(s.executor.plans))
-        s.executor.run()
-        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        await run_first_step(s)
         first = s.detokenizer.attached[0]
         for sequence, held in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
             request = encode(AbortSequences(first.term, pack([sequence]), AbortReason.LOST_TOKENS))
@@ -174,11 +179,7 @@ async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
 async def test_tokens_that_are_missed_right_behind_an_attachment_are_not_forgotten() -> None:
     """The scheduler reads the answer and the wish at once, before it goes on with the answer."""
     async with scene() as s:
-        s.executor.free_running = False
-        await work(s, 20)
-        await s.detokenizer.until(lambda: bool(s.executor.plans))
-        s.executor.run()
-        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        await run_first_step(s)
         async with successor(s) as second:
             second.lose_tokens = 1
             end(s, "detok")

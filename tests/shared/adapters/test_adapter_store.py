@@ -1,8 +1,5 @@
 """The store of adapters on a real broker."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import msgspec
 import pytest
 
@@ -18,6 +15,7 @@ from pagewire.shared.bus.store_replies import stream_info
 from pagewire.shared.bus.streams import ADAPTER_STREAM
 from pagewire.shared.errors import ConfigurationError, StorageRefused
 from pagewire.shared.messages.adapters import AdapterRecord
+from tests.support.adapter_store import store_of_executor
 from tests.support.broker import connect_role
 from tests.support.waiting import PATIENCE, until
 
@@ -34,21 +32,9 @@ async def contents(bus: Bus) -> set[str]:
     return set(stream_info.decode(info.data).state.subjects or ())
 
 
-@asynccontextmanager
-async def opened() -> AsyncIterator[tuple[AdapterStore, Bus]]:
-    async with Broker(port=0, max_store=256 << 20) as broker:
-        bus = await connect_role(broker, "executor")
-        try:
-            store = AdapterStore(bus, "m")
-            await store.prepare(64 << 20, 1)
-            await store.prepare(64 << 20, 1)
-            yield store, bus
-        finally:
-            await bus.close()
-
-
 async def test_content_is_found_by_its_hash_and_names_by_their_model() -> None:
-    async with opened() as (store, bus):
+    async with store_of_executor() as (store, bus):
+        await store.prepare(64 << 20, 1)  # as another service does
         for _ in range(2):
             await store.put(FILES)
         assert await store.get(FILES.digest) == FILES
@@ -86,7 +72,7 @@ async def test_whoever_follows_a_name_sees_the_change_last_that_the_store_has_ta
 
 
 async def test_content_without_a_name_is_deleted_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened() as (store, _):
+    async with store_of_executor() as (store, _):
         for files in (FILES, OTHER):
             await store.put(files)
         await store.set_name(AdapterRecord("a", OTHER.digest), 0)
@@ -106,7 +92,7 @@ async def test_content_without_a_name_is_deleted_after_a_time(monkeypatch: pytes
 
 async def test_content_that_nobody_has_marked_is_deleted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an executor has died while it stored an adapter."""
-    async with opened() as (store, bus):
+    async with store_of_executor() as (store, bus):
         part = f"{subjects.ADAPTER_CONTENT}.{FILES.digest}.0"
         await bus.request(part, b"the first part", timeout=PATIENCE)
         await store.sweep()
@@ -120,7 +106,7 @@ async def test_content_that_has_a_name_is_kept_once_more_after_it_has_lost_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mark that it had before its name says nothing any more."""
-    async with opened() as (store, _):
+    async with store_of_executor() as (store, _):
         await store.put(FILES)
         await store.set_name(AdapterRecord("a", FILES.digest), 0)
         await store.sweep()
@@ -147,7 +133,7 @@ async def test_no_part_stays_of_content_for_which_there_is_no_room() -> None:
 
 
 async def test_content_that_cannot_be_deleted_now_is_deleted_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened() as (store, bus):
+    async with store_of_executor() as (store, bus):
         await store.put(FILES)
         monkeypatch.setattr(adapter_store, "KEPT_SECONDS", 0.0)
         request = bus.request
@@ -168,7 +154,7 @@ async def test_content_that_cannot_be_deleted_now_is_deleted_later(monkeypatch: 
 
 async def test_reads_do_not_depend_on_a_server_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cluster any server may answer DIRECT.GET, also one that does not have the message yet."""
-    async with opened() as (store, bus):
+    async with store_of_executor() as (store, bus):
         await store.put(FILES)
         await store.set_name(AdapterRecord("a", FILES.digest), 0)
         request = bus.request

@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from pagewire.embedded.broker import Broker
 from pagewire.services.executor.adapters import registrar as registrar_module
 from pagewire.services.executor.adapters.registrar import Registrar
 from pagewire.shared import subjects
@@ -27,26 +25,14 @@ from pagewire.shared.errors import ConfigurationError, InvalidRequest, StorageRe
 from pagewire.shared.messages.adapters import AdapterRecord, AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from pagewire.shared.settings.config import Settings
 from tests.services.executor.adapters.test_bad_adapters import MAX_RANK, modules
+from tests.support.adapter_store import store_of_executor
 from tests.support.adapters import write_adapter, write_gguf_adapter
-from tests.support.broker import connect_role
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
 BASE = "llama"
-
-
-@asynccontextmanager
-async def store_of_executor() -> AsyncIterator[tuple[AdapterStore, Bus]]:
-    async with Broker(port=0, max_store=256 << 20) as broker:
-        bus = await connect_role(broker, "executor")
-        try:
-            store = AdapterStore(bus, "m")
-            await store.prepare(64 << 20, 1)
-            yield store, bus
-        finally:
-            await bus.close()
 
 
 def registrar(store: AdapterStore, folder: Path, **changes: Any) -> Registrar:
