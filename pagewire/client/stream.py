@@ -36,7 +36,7 @@ from pagewire.shared.messages.client import (
     Result,
     ResumeRequest,
 )
-from pagewire.shared.messages.client_headers import BATCH_INBOX, FRESH, LEAVES
+from pagewire.shared.messages.client_headers import BATCH_INBOX, FRESH, LEAVES, REFUSED
 
 FRAME_TIMEOUT = 3.0
 """Seconds without a frame after which a stream asks for missed frames."""
@@ -291,7 +291,7 @@ class Stream:
             self._directory.served.add(self.model)
             self._end()
         elif isinstance(frame, ErrorFrame):
-            self._end(frames.error_of(frame))
+            self._on_error(frame, refused=REFUSED in message.headers)
 
     def _on_delta(self, delta: Delta) -> None:
         if self._ended:
@@ -314,6 +314,12 @@ class Stream:
         elif self._early_final is None:
             self._early_final = final
             self._recover()
+
+    def _on_error(self, frame: ErrorFrame, *, refused: bool) -> None:
+        """Ends the stream. A request that was accepted goes on although its repetition is refused for now."""
+        accepted = self._accepted or not self._sent["stream"]  # without a stream, nothing says that it is accepted
+        if not (refused and frame.retryable and self._sent_again and accepted):
+            self._end(frames.error_of(frame))
 
     def _on_empty(self, message: Message) -> None:
         """Handles the end of a stream whose final frame was lost, and the broker's notice of no responders."""

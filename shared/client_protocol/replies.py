@@ -10,6 +10,7 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.client_protocol.client_requests import RequestHead, decode_head, encoding_of
 from pagewire.shared.client_protocol.frame_encoding import Reply, encode_frame, error_frame, error_headers
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
+from pagewire.shared.messages.client_headers import REFUSED
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 
@@ -73,7 +74,9 @@ class Replier:
         self.refused[error.kind] += 1
         frame = error_frame(error, head.request_id or request_id)
         try:
-            self._bus.publish(message.reply, encode_frame(frame, encoding), headers=error_headers(error))
+            self._bus.publish(
+                message.reply, encode_frame(frame, encoding), headers=error_headers(error) | {REFUSED: "1"}
+            )
             if head.stream:
                 self._bus.publish(message.reply, b"")
         except BusUnavailable:

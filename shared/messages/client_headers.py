@@ -1,4 +1,4 @@
-"""Headers of the messages that clients send."""
+"""Headers of the messages between clients and services."""
 
 FRESH = "Pagewire-Fresh"
 """Header of a generate request that is sent for the first time, with a random id: no earlier one is looked for."""
@@ -7,3 +7,5 @@ LEAVES = "Pagewire-Leaves"
 its other clients, and for a while without one."""
 BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
+REFUSED = "Pagewire-Refused"
+"""Header of an error frame that answers the message alone: the request that was sent before with this id goes on."""

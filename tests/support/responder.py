@@ -25,7 +25,7 @@ from pagewire.shared.messages.client import (
     ResumeRequest,
     Usage,
 )
-from pagewire.shared.messages.client_headers import LEAVES
+from pagewire.shared.messages.client_headers import LEAVES, REFUSED
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 
@@ -52,6 +52,7 @@ class Responder:
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
         chat_format: what `accepted` says of the texts.
+        refusal: what every request is refused with; None: requests are answered.
         models: models and adapters that are served, by other tokenizers but for the first one.
     """
 
@@ -68,6 +69,7 @@ class Responder:
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
         self.full: list[Frame | None] = []
         self.chat_format: ChatFormat | None = None
+        self.refusal: RequestError | None = None
         self.models = [ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")]
 
     async def start(self) -> "Responder":
@@ -107,7 +109,8 @@ class Responder:
                 self.bus.publish(self.reply, b"")
             elif isinstance(frame, RequestError):
                 body = encode_frame(error_frame(frame, self.requests[-1].request_id or ""), Encoding.MSGPACK)
-                self.bus.publish(self.reply, body, headers=error_headers(frame))
+                refused = {REFUSED: "1"} if frame is self.refusal else {}
+                self.bus.publish(self.reply, body, headers=error_headers(frame) | refused)
             else:
                 self.bus.publish(self.reply, encode_frame(frame, Encoding.MSGPACK))
 
@@ -119,6 +122,9 @@ class Responder:
         self.headers.append(dict(message.headers))
         self.reply = message.reply
         request_id = request.request_id or ""
+        if self.refusal is not None:
+            self.send(self.refusal, None)
+            return
         if request.stream:
             tenant = self.tenants[-1]
             cancel, resume = (

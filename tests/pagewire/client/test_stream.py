@@ -15,6 +15,7 @@ from pagewire.shared.errors import (
     DeadlineExceeded,
     Internal,
     ModelNotFound,
+    Overloaded,
     PayloadTooLarge,
     Unavailable,
 )
@@ -144,6 +145,45 @@ async def test_a_request_is_sent_again_when_the_resume_subject_is_silent(
     assert await read(client.stream("x", request_id="r7")) == TEXT
     assert responder.resumes == [1]
     assert [request.request_id for request in responder.requests] == ["r7", "r7"]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_request_goes_on_although_its_repetition_is_refused(
+    client: AsyncClient, responder: Responder, streaming: bool
+) -> None:
+    """The detokenizer is gone, and the tokenizer has too much to do to take the request a second time."""
+
+    def script(request: GenerateRequest) -> list[Any]:
+        if len(responder.requests) == 1:
+            responder.refusal = Overloaded("too many requests are arriving")
+            return [Accepted(request.request_id or "", "pagewire.v1.cancel.gone", "pagewire.gone", 3)] * streaming
+        return responder.answer(request)
+
+    async def text() -> str:
+        return await read(client.stream("x")) if streaming else (await client.generate("x")).choices[0].text
+
+    responder.script = script
+    reading = asyncio.create_task(text())
+    await until(lambda: len(responder.requests) > 3 or reading.done())
+    responder.refusal = None
+    assert await reading == TEXT
+
+
+async def test_a_request_that_nobody_accepted_ends_with_its_refusal(client: AsyncClient, responder: Responder) -> None:
+    responder.refusal = Unavailable("no detokenizer is there")
+    with pytest.raises(Unavailable, match="no detokenizer"):
+        await read(client.stream("x"))
+    with pytest.raises(Unavailable, match="no detokenizer"):
+        await client.generate("x")
+
+
+async def test_an_accepted_request_ends_with_the_error_of_its_stream(client: AsyncClient, responder: Responder) -> None:
+    def script(request: GenerateRequest) -> list[Any]:
+        return [Unavailable("the adapter is lost"), None] if len(responder.requests) > 1 else []
+
+    responder.script = script
+    with pytest.raises(Unavailable, match="the adapter is lost"):
+        await read(client.stream("x"))
 
 
 async def test_a_late_result_is_requested_again(client: AsyncClient, responder: Responder) -> None:
