@@ -140,7 +140,8 @@ class ClientHandlers:
             return
         stream = self._registry.find(target.request_id)
         if stream is not None and target.is_allowed(stream):
-            self._resume(message, stream, request.start)
+            if not stream.abandoned:  # without an answer, the client sends its request again
+                self._resume(message, stream, request.start)
         else:
             self._tasks.start(self._resume_ended(message, target, request.start))
 

@@ -18,7 +18,7 @@ from pagewire.services.detokenizer.spans import end_span
 from pagewire.services.detokenizer.state.registry import Registry
 from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, Unavailable
+from pagewire.shared.errors import BusError
 from pagewire.shared.messages import encode
 
 DELIVERY_TIMEOUT = 10.0
@@ -82,9 +82,9 @@ class Finalizer:
         self._tasks.create_task(self._return_work(ack))
 
     async def _finalize(self, stream: Stream) -> None:
-        # A request that ended because a service was missing may be sent again, and runs then. A scheduler that gets the
-        # work twice would take the record of the first attempt for the end of the second.
-        if not isinstance(stream.error, Unavailable):
+        # A request that ended without an answer may be sent again, and runs then. A scheduler that gets the work twice
+        # would take the record of the first attempt for the end of the second.
+        if not stream.unanswered:
             await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)

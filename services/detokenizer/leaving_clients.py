@@ -50,5 +50,5 @@ class LeavingClients:
                 self._cancel(stream)
 
     def _cancel(self, stream: Stream) -> None:
-        if self._streams.cancel(stream):
+        if self._streams.cancel(stream, abandoned=True):
             _log.info("client_gone", request_id=stream.request_id)

@@ -80,7 +80,7 @@ class Streams:
     async def open(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers) -> OpenState:
         """Opens a stream, or adds a subscriber to the stream of the same request id.
 
-        A request that ended with `Unavailable` starts again.
+        A request that ended without an answer starts again.
 
         Raises:
             BusError: it cannot be determined whether the id is new.
@@ -103,7 +103,7 @@ class Streams:
     ) -> Stream:
         """Returns the stream of a request that another detokenizer owned; opens it if it is not here.
 
-        A request that ended here with `Unavailable` starts again. `sent` is the number of tokens per choice that the
+        A request that ended here without an answer starts again. `sent` is the number of tokens per choice that the
         client has received. If the request has ended otherwise, the client gets the whole stream again, because it is
         unknown whether it has received the end.
 
@@ -224,10 +224,14 @@ class Streams:
             self._ask_again(stream)
         self._sender.drain()
 
-    def cancel(self, stream: Stream) -> bool:
-        """Ends the completions of a stream where they are; returns False if the stream was over before."""
+    def cancel(self, stream: Stream, *, abandoned: bool = False) -> bool:
+        """Ends the completions of a stream where they are; returns False if the stream was over before.
+
+        `abandoned`: whether no client is there to read it. A client that comes back sends its request again.
+        """
         if stream.state is not StreamState.OPEN:
             return False
+        stream.abandoned = abandoned
         self._abort_sequences(stream, AbortReason.CANCELLED)
         for choice in stream.choices:
             choice.cancel()
@@ -391,8 +395,8 @@ class Streams:
 
 
 def may_start_again(stream: Stream) -> bool:
-    """Returns whether a stream ended because a service was missing: its client is told to send the request again."""
-    return stream.state is StreamState.ENDED and isinstance(stream.error, Unavailable)
+    """Returns whether a stream has ended without an answer, so that the same request runs again."""
+    return stream.state is not StreamState.OPEN and stream.unanswered
 
 
 def _attached(stream: Stream, state: AttachState) -> Attached:

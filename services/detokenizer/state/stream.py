@@ -12,7 +12,7 @@ from pagewire.services.detokenizer.state.completion import Completion, StreamedC
 from pagewire.services.detokenizer.state.outcome import DraftCounts, Times, best_completions
 from pagewire.shared import subjects
 from pagewire.shared.client_protocol.frame_encoding import Reply, encoder
-from pagewire.shared.errors import RequestError
+from pagewire.shared.errors import RequestError, Unavailable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
@@ -98,6 +98,8 @@ class Stream:
     num_prompts: int = 1
     hides_logprobs: bool = False
     """Whether log-probabilities of tokens are reported only to find the best completions."""
+    abandoned: bool = False
+    """Whether the request was cancelled because no client was there to read it."""
     times: Times = field(default_factory=lambda: Times(0.0))
     drafts: DraftCounts = field(default_factory=DraftCounts)
     """Drafted tokens of the request, as far as this detokenizer has read its steps."""
@@ -116,6 +118,11 @@ class Stream:
     def accepted(self) -> bool:
         """Whether the client may be told that its request waits or runs: the work queue has had it."""
         return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the request, once it has ended, has no answer: whoever sends it again has it run again."""
+        return self.abandoned or isinstance(self.error, Unavailable)
 
     def count_lost_schedulers(self, former: str, peers: Peers) -> int:
         """Notes the scheduler from which another one has taken the request; returns how many of them have ended.

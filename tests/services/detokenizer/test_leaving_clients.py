@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.detokenizer import leaving_clients
+from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.client_headers import LEAVES
+from pagewire.shared.messages.open import OpenState
 from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import HELLO, Reader, Rig, finish_hello, rig
 from tests.support.waiting import until
@@ -43,17 +45,37 @@ async def test_a_client_that_leaves_late_does_not_end_the_request_that_was_sent_
         assert first.deltas == []
 
 
-async def test_a_request_that_nobody_sends_again_is_cancelled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving_clients, "REPEAT_WITHIN", 0.0)
     monkeypatch.setattr("pagewire.services.detokenizer.service.KEEP_ALIVE_INTERVAL", 0.01)
+
+
+async def test_a_request_that_nobody_sends_again_is_cancelled(folder: Path, impatient: None) -> None:
     async with rig(folder) as world:
         first = await world.open()
         await world.attach()
         leave(world, first)
         await until(lambda: world.load["streams"] == 0)
+        await until(lambda: world.aborted)
+        assert world.aborted == [([100], AbortReason.CANCELLED)]
+
+
+async def test_a_request_that_is_sent_again_too_late_runs_again(folder: Path, impatient: None) -> None:
+    async with rig(folder) as world:
+        first = await world.open()
+        await world.attach()
+        world.generate(HELLO[:2])
+        await until(lambda: len(first.deltas) == 2)
+        leave(world, first)
+        await until(lambda: world.load["streams"] == 0)
+        late = await world.resume(first.accepted.resume, 2)
         again = await world.reader()
-        await world.open_for(again)
-        assert [choice.finish_reason for choice in (await again.end()).choices] == ["cancelled"]
+        assert await world.open_for(again) == OpenState.OPENED
+        await finish_hello(world)
+        assert [choice.finish_reason for choice in (await again.end()).choices] == ["length"]
+        assert [delta.start for delta in again.deltas] == list(range(len(HELLO)))
+        assert late.frames == []
 
 
 async def test_who_knows_no_secret_removes_no_client(folder: Path) -> None:
