@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,6 +18,7 @@ import pytest
 
 from pagewire.client.sync import LoopThread
 from pagewire.services.gateway.http import http_protocol
+from pagewire.services.gateway.http.authentication import OPERATOR_PATHS
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -45,12 +48,12 @@ class Running:
     def __init__(self, *, supervised: bool) -> None:
         self.shutdown = Shutdown(supervised=supervised)
 
-    async def start(self, api_key: str) -> None:
+    async def start(self, api_key: str, api_key_file: str) -> None:
         broker = MemoryBroker()
         self.responder = await Responder(MemoryBus(broker)).start()
         peers = Peers(MemoryBus(broker))
         await peers.listen("gateway")
-        settings = Settings(model="bundled", port=0, api_key=api_key)
+        settings = Settings(model="bundled", port=0, api_key=api_key, api_key_file=api_key_file)
         bus = MemoryBus(broker, inbox_prefix="_INBOX")
         self.task = asyncio.create_task(run_service("gateway", Gateway, settings, bus, "g1", self.shutdown))
         await until(lambda: peers.find("g1"))
@@ -79,14 +82,14 @@ class Running:
 
 
 @contextmanager
-def running(api_key: str = "", *, supervised: bool = False) -> Iterator[Running]:
+def running(api_key: str = "", *, api_key_file: str = "", supervised: bool = False) -> Iterator[Running]:
     thread = LoopThread()
     gateway = Running(supervised=supervised)
     gateway.thread = thread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
         patch.setattr(peers, "SILENCE", 600)  # the only heartbeat of each instance counts, however slow the test is
-        thread.run(gateway.start(api_key))
+        thread.run(gateway.start(api_key, api_key_file))
         try:
             yield gateway
         finally:
@@ -245,6 +248,33 @@ def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
         yield ask
 
 
+ENDS = ("", "/", "//", "%2F", "%0A", ";/", "%00", "%20", "?a=b")
+"""What may stand behind a path."""
+
+
+def test_no_spelling_of_a_path_lets_a_tenant_pass_for_the_operator(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:alice-key-0123456789\n")
+
+    def status(method: str, path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        client.request(method, path, b"{}" if method == "POST" else None, headers)
+        with client.getresponse() as response:
+            response.read()
+            return response.status
+
+    with (
+        running(api_key="secret", api_key_file=str(keys)) as gateway,
+        closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE)) as client,
+    ):
+        for path in OPERATOR_PATHS:
+            method = "POST" if path.startswith("/v1") else "GET"
+            assert status(method, path, "secret") in {200, 400}
+            spellings = (path, f"/%{ord(path[1]):x}{path[2:]}", f"/{path}", f"/.{path}", path.replace("/", "//"))
+            for spelling in map("".join, product(spellings, ENDS)):
+                assert status(method, spelling, "alice-key-0123456789") in {403, 404}, spelling
+
+
 def ask_once(gateway: Running, path: str) -> tuple[int, str]:
     """Returns the status and the header `Connection` of a request over a new connection."""
     with connection(gateway) as ask:
@@ -299,6 +329,8 @@ def test_a_gateway_of_a_stopping_stack_refuses_new_requests(monkeypatch: pytest.
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.stop)
         assert ask("/v1/completions") == (503, "close")
+        for spelling in ("/v1/completions/", "/v1/completions//", "/v1/completions%2f", "/v1/completions%0A"):
+            assert ask_once(gateway, spelling) == (503, "close")
         assert ask_once(gateway, "/health") == (503, "close")
         assert ask_once(gateway, "/livez") == (200, "close")
         with openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="-", max_retries=0) as client:
