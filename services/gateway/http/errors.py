@@ -140,10 +140,11 @@ def _request_error(error: PagewireError) -> RequestError:
 def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
     """Returns the headers that say when to send a request again, or that it is of no use: OpenAI's clients read both.
 
-    Without these headers the clients repeat a request after 409 and 500 too.
+    Without these headers the clients repeat a request after 408, 409 and 500 too. One that ran out of its time would be
+    computed again, under another id.
     """
     retry_after = getattr(error, "retry_after_ms", None)
     headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after / 1000)))}
-    if status in {409, 500}:
+    if status in {408, 409, 500}:
         headers["x-should-retry"] = "false"
     return headers

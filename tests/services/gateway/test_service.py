@@ -22,7 +22,7 @@ from pagewire.services.gateway.http.authentication import OPERATOR_PATHS
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import ConfigurationError, Internal, Overloaded
+from pagewire.shared.errors import ConfigurationError, DeadlineExceeded, Internal, Overloaded
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process import heartbeater, peers
@@ -210,6 +210,20 @@ def test_anthropics_client_works_unchanged() -> None:
         gateway.responder.script = lambda request: [*deltas()[:2], Internal("a fault"), None]
         with pytest.raises(anthropic.APIError, match="a fault"):
             list(ask(stream=True))
+
+
+def test_the_official_clients_do_not_repeat_a_request_that_ran_out_of_its_time() -> None:
+    """They would compute all of it again, under another id."""
+    with running() as gateway:
+        gateway.responder.script = lambda request: [DeadlineExceeded("timeout_ms has passed"), None]
+        url = f"http://127.0.0.1:{gateway.port}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="-") as client, pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model=MODEL, prompt="x")
+        assert caught.value.status_code == 408
+        with anthropic.Anthropic(base_url=url, api_key="-") as other, pytest.raises(anthropic.APIStatusError) as failed:
+            other.messages.create(model=MODEL, max_tokens=2, messages=[{"role": "user", "content": "Hello!"}])
+        assert failed.value.status_code == 408
+        assert len(gateway.responder.requests) == 2
 
 
 def test_a_taken_port_is_refused() -> None:
