@@ -163,7 +163,7 @@ KINDS = (
         "The request ends with 408, once. Its client sets the time; these are the defaults.",
         {
             "pagewire/client/stream.py": ("GRACE",),
-            "services/gateway/routes/endpoint.py": ("TIMEOUT",),
+            "services/gateway/requests/completion_request.py": ("TIMEOUT_MS",),
         },
     ),
     Kind(
