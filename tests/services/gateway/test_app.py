@@ -9,6 +9,7 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.openapi import ROUTES
 from pagewire.services.gateway.routes import health
 from pagewire.services.gateway.routes.completions import Completions
 from pagewire.services.gateway.routes.endpoint import Endpoint
@@ -133,6 +134,15 @@ async def test_unknown_fields_are_named_in_a_header_or_refused(gateway: Gateway)
     )
     refused = (await gateway.post({"prompt": "x", "max_token": 3})).json["error"]
     assert (refused["param"], "do you mean max_tokens?" in refused["message"]) == ("max_token", True)
+
+
+@pytest.mark.parametrize("value", [1, None])
+async def test_a_body_of_very_many_fields_is_refused(value: object) -> None:
+    gateway = await start_gateway(body_limit=1_000_000)
+    many = {f"f{number}": value for number in range(5000)}
+    for path, body in (*((path, many) for path in ROUTES), ("/api/generate", {"prompt": "x", "options": many})):
+        refused = await gateway.post(body, path)
+        assert (refused.status, "5000 fields" in refused.body.decode()) == (400, True), path
 
 
 async def test_every_path_but_health_needs_the_key() -> None:
