@@ -341,6 +341,23 @@ async def test_beyond_the_bytes_of_all_bodies_the_oldest_unfinished_one_is_refus
         assert running.connections.body_bytes <= 100_000
 
 
+async def test_the_body_of_a_queued_request_counts_until_its_own_answer() -> None:
+    app = App(held=asyncio.Event())
+    assert app.held is not None
+    async with serving(ConnectionLimits(), app) as running:
+        peer = await running.connect()
+        peer.send(post(b"x" * 1000) + post(b"x" * 2000, path=b"/held") + post(b"x" * 300)[:-100])
+        assert await peer.answer() == (200, b"1000")
+        await until(lambda: len(app.bodies) == 2)
+        assert running.connections.body_bytes == 2200
+        assert len(running.connections.uploading) == 1
+        app.held.set()
+        assert await peer.answer() == (200, b"2000")
+        assert running.connections.body_bytes == 200
+        assert await peer.ask(b"x" * 100) == (200, b"300")
+        assert running.connections.body_bytes == 0
+
+
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     async with serving(ConnectionLimits(write_time=0.2, close_time=0.2), App(size=50_000_000)) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as deaf:
