@@ -148,6 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], connections: Connections
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.url = b""  # uvicorn sets it with the first byte of a request, which line breaks are not
         self._connections = connections
         self._limits = connections.limits
         self._reading = _Reading.NOTHING

@@ -236,6 +236,15 @@ async def test_a_header_that_is_too_large_is_refused_with_431(case: str) -> None
         assert await running.answers()
 
 
+@pytest.mark.parametrize("data", [b"\r\n", b"\n"])
+async def test_line_breaks_ahead_of_a_request_are_not_read_for_ever(data: bytes) -> None:
+    async with serving(ConnectionLimits(header_bytes=2000)) as running:
+        peer = await running.connect()
+        peer.send(data * 2001)
+        assert await peer.refusal() == (431, "invalid_request")
+        assert await running.answers()
+
+
 async def test_a_target_that_is_too_long_is_refused_with_431() -> None:
     async with serving(ConnectionLimits(header_bytes=2000)) as running:
         peer = await running.connect()
