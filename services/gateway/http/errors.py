@@ -3,7 +3,15 @@
 import msgspec
 from starlette.responses import Response
 
-from pagewire.shared.errors import BusError, ContextLengths, PagewireError, RequestError, Unavailable
+from pagewire.shared.errors import (
+    BusError,
+    ContextLengths,
+    MessageTooLarge,
+    PagewireError,
+    PayloadTooLarge,
+    RequestError,
+    Unavailable,
+)
 
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
@@ -131,6 +139,8 @@ def _anthropics_sentence(lengths: ContextLengths) -> str:
 
 
 def _request_error(error: PagewireError) -> RequestError:
+    if isinstance(error, MessageTooLarge):
+        return PayloadTooLarge(str(error))
     if isinstance(error, BusError):
         return Unavailable("the broker does not answer")
     assert isinstance(error, RequestError)

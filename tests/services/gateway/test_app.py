@@ -13,10 +13,11 @@ from pagewire.services.gateway.openapi import ROUTES
 from pagewire.services.gateway.routes import health
 from pagewire.services.gateway.routes.completions import Completions
 from pagewire.services.gateway.routes.endpoint import Endpoint
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.process import peers
 from tests.services.gateway.http_client import Gateway, start_gateway
-from tests.support.responder import MODEL, settle
+from tests.support.responder import MODEL, Responder, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -218,6 +219,22 @@ async def test_a_gateway_without_a_pipeline_answers_503(gateway: Gateway) -> Non
     await gateway.responder.bus.close()
     answer = await gateway.post({"model": MODEL, "prompt": "x"})
     assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x" * 2000}),
+        ("/detokenize", {"tokens": [1] * 2000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 2000}]}),
+        ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "x" * 2000}),
+        ("/v1/completions", {"prompt": "x" * 2000}),
+    ],
+)
+async def test_a_request_that_fits_into_no_message_is_too_large(path: str, body: dict[str, object]) -> None:
+    broker = MemoryBroker(max_payload=1000)
+    gateway = Gateway(broker, await Responder(MemoryBus(broker)).start())
+    assert (await gateway.post(body, path)).status == 413
 
 
 async def test_many_streams_run_at_once(gateway: Gateway) -> None:
