@@ -42,7 +42,9 @@ class Completions(Api):
         choices = []
         for choice in result.choices:
             prompt = choice.index // call.choices
-            text, tokens = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            text, tokens = choice.text, choice.logprobs
+            if call.no_tokens:
+                text, tokens = "", None if tokens is None else []
             offset = len(prompts[prompt]) if call.echo else 0
             logprobs = None if tokens is None else completion_logprobs(tokens, offset)
             if call.echo and result.prompt_logprobs is not None and logprobs is not None:
