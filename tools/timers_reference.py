@@ -51,6 +51,7 @@ KINDS = (
         "Nothing is lost: the next look finds what the last one has missed, later by the length of the pause.",
         {
             "pagewire/client/adapter_changes.py": ("RESEND_INTERVAL",),
+            "pagewire/client/directory.py": ("FRESH_FOR",),
             "pagewire/client/stream.py": ("ROOM_INTERVAL", "CHECK_INTERVAL", "RESEND_INTERVAL"),
             "services/gateway/console/feed.py": ("INTERVAL",),
             "services/gateway/console/history.py": ("SAMPLE_INTERVAL",),
