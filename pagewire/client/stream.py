@@ -353,8 +353,10 @@ class Stream:
         self._last_frame_at = time.monotonic()
         deadline = self._last_frame_at + self._timeout + GRACE
         reconnections = self._bus.reconnections
-        while not self._ended:
+        while True:
             await asyncio.sleep(self._interval)
+            if self._ended:
+                return
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))

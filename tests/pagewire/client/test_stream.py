@@ -410,6 +410,34 @@ async def test_a_request_fails_when_the_pipeline_never_answers(
     assert responder.cancels
 
 
+class Clock:
+    """The time that streams read."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_a_stream_that_has_ended_does_not_run_out_of_its_time(
+    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader is slow: all frames are here, and the deadline passes before it takes them."""
+    monkeypatch.setattr(stream, "time", clock := Clock())
+    parts = deltas()
+    responder.script = lambda request: [parts[0]]
+    tasks = len(asyncio.all_tasks())
+    reader = aiter(client.stream("x"))
+    texts = [(await anext(reader)).text]
+    responder.send(*parts[1:], final("", parts), None)
+    await settle()
+    clock.now += 3600
+    await until(lambda: len(asyncio.all_tasks()) == tasks)  # nobody looks at the deadline any more
+    texts += [delta.text async for delta in reader]
+    assert "".join(texts) == TEXT
+    assert responder.cancels == []
+
+
 async def test_a_slow_reader_gets_merged_deltas(client: AsyncClient, responder: Responder) -> None:
     parts = deltas(words=["w"] * 500)
     responder.script = lambda request: [*parts, final("", parts), None]
