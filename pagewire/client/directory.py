@@ -34,9 +34,10 @@ class Directory:
         self.tenant = tenant
         """The tenant that sends the requests; empty for clients that are no tenants."""
         self.served = set[str]()
-        """Models whose tokenizer was there: one without responders may be restarting."""
+        """Subject tokens of models whose tokenizer was there: one without responders may be restarting."""
         self.adapted = set[str]()
-        """Models for which adapters can be loaded: without responders, their executors may be restarting."""
+        """Subject tokens of models for which adapters can be loaded: without responders, their executors may be
+        restarting."""
         self._bus = bus
         self._default = default
         self._names: tuple[str, ...] = ()
@@ -82,8 +83,8 @@ class Directory:
             raise Unavailable(_SILENCE) from error
         models = _models.decode(reply.data).models
         roots = dict.fromkeys(info.own_name for info in models)
-        self.served |= roots.keys() | {info.name for info in models}
-        self.adapted |= {info.name for info in models if info.adaptable}
+        self.served |= {subjects.model_token(name) for name in roots.keys() | {info.name for info in models}}
+        self.adapted |= {subjects.model_token(info.name) for info in models if info.adaptable}
         self._names, self._listed_at = tuple(roots), time.monotonic()
         return models
 
@@ -117,10 +118,11 @@ class Directory:
 
     async def serves_adapters(self, model: str) -> bool:
         """Returns whether adapters can be loaded for a model."""
-        if model not in self.adapted:
+        token = subjects.model_token(model)
+        if token not in self.adapted:
             with suppress(Unavailable):
                 await self.models()
-        return model in self.adapted
+        return token in self.adapted
 
     async def absence(self, model: str) -> RequestError:
         """Returns the error for a request for `model` without responders."""

@@ -279,7 +279,7 @@ class Stream:
         elif isinstance(frame, Accepted):
             self._accepted = True
             self._interval = CHECK_INTERVAL
-            self._directory.served.add(self.model)
+            self._directory.served.add(subjects.model_of(self._subject))
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
             self.chat_format = frame.chat_format
@@ -288,7 +288,7 @@ class Stream:
             self._on_final(frame)
         elif isinstance(frame, Result):
             self._result = frame
-            self._directory.served.add(self.model)
+            self._directory.served.add(subjects.model_of(self._subject))
             self._end()
         elif isinstance(frame, ErrorFrame):
             self._on_error(frame, refused=REFUSED in message.headers)
@@ -327,10 +327,14 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._sent_again or self.model in self._directory.served) and self._absent_for() < RETRY_FOR:
+        elif (self._sent_again or self._was_served) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
+
+    @property
+    def _was_served(self) -> bool:
+        return subjects.model_of(self._subject) in self._directory.served
 
     @property
     def _sent_again(self) -> bool:

@@ -334,6 +334,22 @@ async def test_a_request_waits_for_the_tokenizer_of_a_served_model(
     assert [(await reading).choices[0].text for reading in readings] == [TEXT] * 2
 
 
+async def test_all_spellings_of_a_name_are_one_model(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch, sent: list[str]
+) -> None:
+    """Its tokenizer knows the name only as a token of subjects, and so does who waits for the tokenizer."""
+    monkeypatch.setattr("tests.support.responder.MODEL", "a_b")
+    tokenizer = await Responder(MemoryBus(memory)).start()
+    client = AsyncClient(bus=MemoryBus(memory, inbox_prefix="_INBOX"))
+    assert await read(client.stream("x", model="a.b")) == TEXT
+    await tokenizer.leave()
+    sent.clear()
+    reading = asyncio.create_task(read(client.stream("x", model="a/b")))
+    await until(lambda: len(sent) > 2 or reading.done())
+    await tokenizer.start()
+    assert await reading == TEXT
+
+
 async def test_an_absence_counts_from_its_own_beginning(
     client: AsyncClient, responder: Responder, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
