@@ -48,8 +48,8 @@ RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again, because the tokenizer may be restarting: its model was
 served before, or a tokenizer took the request at first."""
 SAME_ABSENCE = 1.0
-"""Maximum seconds between two notices of no responders in one absence. After more, a tokenizer had taken the request in
-between."""
+"""Maximum seconds between two notices of no responders in one absence. After more, a tokenizer has taken the request in
+between, or this process stood still: a new absence begins."""
 OUTBOUND_ROOM = 16 << 20
 """Maximum bytes in the outbound buffer of the connection when a request is sent; the buffer holds twice as many."""
 ROOM_TIMEOUT = 5.0
