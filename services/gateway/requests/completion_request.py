@@ -48,11 +48,11 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
     timeout_ms: Timeout = TIMEOUT_MS
     """Milliseconds from the arrival until the request ends with an error; by default ten minutes."""
-    no_tokens: bool = False
-    """Whether `max_tokens` is 0; a body does not have this field."""
+    drops_token: bool = False
+    """Whether the one token that is generated is dropped: `max_tokens` is 0. A body does not have this field."""
 
 
-FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
+FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"drops_token"}
 _KIND = "completion request"
 
 
@@ -85,4 +85,4 @@ def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
     if "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     if sampling.get("max_tokens") == 0:
-        sampling["max_tokens"], request.no_tokens = 1, True
+        sampling["max_tokens"], request.drops_token = 1, True

@@ -66,7 +66,7 @@ class ApiCall:
     """Completions per prompt."""
     echo: bool = False
     """Whether the prompt is part of the text."""
-    no_tokens: bool = False
+    drops_token: bool = False
     """Whether the one token that is generated is dropped: the answer is the prompt alone, or that a model is loaded."""
     top_logprobs: int = 0
     """Number of the likeliest tokens that a chat shows at each position."""
