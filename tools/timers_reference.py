@@ -51,6 +51,7 @@ KINDS = (
         "Nothing is lost: the next look finds what the last one has missed, later by the length of the pause.",
         {
             "pagewire/client/adapter_changes.py": ("RESEND_INTERVAL",),
+            "pagewire/client/directory.py": ("FRESH_FOR",),
             "pagewire/client/stream.py": ("ROOM_INTERVAL", "CHECK_INTERVAL", "RESEND_INTERVAL"),
             "services/gateway/console/feed.py": ("INTERVAL",),
             "services/gateway/console/history.py": ("SAMPLE_INTERVAL",),
@@ -163,7 +164,7 @@ KINDS = (
         "The request ends with 408, once. Its client sets the time; these are the defaults.",
         {
             "pagewire/client/stream.py": ("GRACE",),
-            "services/gateway/routes/endpoint.py": ("TIMEOUT",),
+            "services/gateway/requests/completion_request.py": ("TIMEOUT_MS",),
         },
     ),
     Kind(

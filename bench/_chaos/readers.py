@@ -19,7 +19,7 @@ from pagewire.bench._chaos.requests import HTTP, Request
 from pagewire.bench._common.event_stream import split_events
 from pagewire.client.stream import Stream
 from pagewire.embedded.address import Address
-from pagewire.services.gateway.routes.endpoint import TIMEOUT as HTTP_DEADLINE
+from pagewire.services.gateway.requests.completion_request import TIMEOUT_MS
 from pagewire.shared.bus import Bus, Message, nats
 from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.errors import (
@@ -275,7 +275,7 @@ class HttpReader(Reader):
         body = _http_body(request)
         reached = 0
         try:
-            async with asyncio.timeout(self._deadline + HTTP_DEADLINE + PATIENCE):
+            async with asyncio.timeout(self._deadline + TIMEOUT_MS / 1000 + PATIENCE):
                 while True:
                     exchange = _Exchange(seen, reached)
                     if await self._attempt(request, body, seen, exchange):

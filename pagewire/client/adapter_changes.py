@@ -60,7 +60,7 @@ async def change_adapter(
                 raise Unavailable(f"no executor of {name} answers now: try again later") from error
             await asyncio.sleep(RESEND_INTERVAL)
         else:
-            directory.adapted.add(name)
+            directory.adapted.add(subjects.model_token(name))
             if "Nats-Service-Error" not in reply.headers:
                 return msgspec.json.decode(reply.data, type=AdapterReply)
             refusal = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))

@@ -201,7 +201,7 @@ class AsyncClient:
             "priority": priority,
             "user": user,
             "cache_salt": cache_salt,
-            "timeout_ms": int(timeout * 1000),
+            "timeout_ms": round(timeout * 1000),
         }
         if tools or tool_choice is not None:
             request |= {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}

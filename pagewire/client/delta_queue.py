@@ -1,5 +1,7 @@
 """A bounded queue of deltas."""
 
+import msgspec
+
 from pagewire.shared.messages.client import Delta
 
 
@@ -22,6 +24,8 @@ class DeltaQueue:
                     newest.token_ids += delta.token_ids
                     if newest.logprobs is not None and delta.logprobs is not None:
                         newest.logprobs += delta.logprobs
+                    if newest.origin != delta.origin:
+                        newest.origin = msgspec.UNSET
                     return
         self._waiting.append(delta)
 

@@ -48,8 +48,8 @@ RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again, because the tokenizer may be restarting: its model was
 served before, or a tokenizer took the request at first."""
 SAME_ABSENCE = 1.0
-"""Maximum seconds between two notices of no responders in one absence. After more, a tokenizer had taken the request in
-between."""
+"""Maximum seconds between two notices of no responders in one absence. After more, a tokenizer has taken the request in
+between, or this process stood still: a new absence begins."""
 OUTBOUND_ROOM = 16 << 20
 """Maximum bytes in the outbound buffer of the connection when a request is sent; the buffer holds twice as many."""
 ROOM_TIMEOUT = 5.0
@@ -279,7 +279,7 @@ class Stream:
         elif isinstance(frame, Accepted):
             self._accepted = True
             self._interval = CHECK_INTERVAL
-            self._directory.served.add(self.model)
+            self._directory.served.add(subjects.model_of(self._subject))
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
             self.chat_format = frame.chat_format
@@ -288,7 +288,7 @@ class Stream:
             self._on_final(frame)
         elif isinstance(frame, Result):
             self._result = frame
-            self._directory.served.add(self.model)
+            self._directory.served.add(subjects.model_of(self._subject))
             self._end()
         elif isinstance(frame, ErrorFrame):
             self._on_error(frame, refused=REFUSED in message.headers)
@@ -327,10 +327,14 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._sent_again or self.model in self._directory.served) and self._absent_for() < RETRY_FOR:
+        elif (self._sent_again or self._was_served) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
+
+    @property
+    def _was_served(self) -> bool:
+        return subjects.model_of(self._subject) in self._directory.served
 
     @property
     def _sent_again(self) -> bool:
@@ -353,8 +357,10 @@ class Stream:
         self._last_frame_at = time.monotonic()
         deadline = self._last_frame_at + self._timeout + GRACE
         reconnections = self._bus.reconnections
-        while not self._ended:
+        while True:
             await asyncio.sleep(self._interval)
+            if self._ended:
+                return
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))

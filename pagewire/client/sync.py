@@ -56,7 +56,11 @@ class Client:
         self._thread = LoopThread()
 
     def __enter__(self) -> Self:
-        self._thread.run(self._client.__aenter__())
+        try:
+            self._thread.run(self._client.__aenter__())
+        except BaseException:  # a `with` that cannot be entered does not call `__exit__`
+            self._thread.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

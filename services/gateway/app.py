@@ -51,7 +51,7 @@ def build(
     broker: str = "",
     console: Console | None = None,
 ) -> ASGIApp:
-    """Returns the application.
+    """Returns the application, which must get paths in their normal spelling (`NormalPath`).
 
     Args:
         client: client of the pipeline.
@@ -172,12 +172,7 @@ class Shortcut:
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Calls the endpoint of a POST request to its path, and Starlette for all other requests.
-
-        A slash at the end of a path has no meaning.
-        """
-        if len(path := scope["path"]) > 1 and path.endswith("/"):
-            scope["path"] = path.rstrip("/") or "/"
+        """Calls the endpoint of a POST request to its path, and Starlette for all other requests."""
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
         return (endpoint or self._others)(scope, receive, send)
 

@@ -13,6 +13,7 @@ from pagewire.services.gateway.http import server
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.http.http_counter import HttpCounter
 from pagewire.services.gateway.http.http_protocol import Connections
+from pagewire.services.gateway.http.normal_path import NormalPath
 from pagewire.services.gateway.http.origin import PageGuard, allowed_pages
 from pagewire.services.gateway.http.rotation import Rotation
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
@@ -96,7 +97,9 @@ class Gateway:
         guarded = PageGuard(application, pages)
         self._rotation = Rotation(guarded, tuple(openapi.ROUTES))
         self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, *REFUSED, "/v1/models"))
-        self._server = server.Server(self._counter, self._listener, self._connections, self._tls, self._detach)
+        self._server = server.Server(
+            NormalPath(self._counter), self._listener, self._connections, self._tls, self._detach
+        )
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port, and how many connections are open, were refused, and how many requests run and ended."""

@@ -312,7 +312,8 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Tokens of the prompts that were in the prefix cache, with the first token of a completion; unset: none."""
     origin: TokenOrigin | msgspec.UnsetType = msgspec.UNSET
-    """How the token came, if the request asks for `return_token_origins`; unset: its step was not read here."""
+    """How the token came, if the request asks for `return_token_origins`; unset: its step was not read here, or several
+    tokens in one delta came in different ways."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):

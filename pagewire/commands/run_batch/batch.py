@@ -14,7 +14,7 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import TIMEOUT, Api
+from pagewire.services.gateway.routes.endpoint import Api
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.errors import BusError, ConfigurationError, RequestError, invalid_field
 from pagewire.shared.settings.config import Settings
@@ -139,5 +139,5 @@ async def _body(client: AsyncClient, line: Line, request_id: str) -> bytes:
     if call.streamed:
         raise invalid_field("stream", "is not possible in a batch: set it to false")
     call.arguments["request_id"] = request_id
-    stream = client.stream(timeout=TIMEOUT, **call.arguments)
+    stream = client.stream(**call.arguments)
     return msgspec.json.encode(await api.answer(client, call, stream, await stream.result()))

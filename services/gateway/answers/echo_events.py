@@ -25,11 +25,11 @@ class Echo(NamedTuple):
 class EchoEvents(CompletionEvents):
     """Shows each prompt before the first text of its choices."""
 
-    def __init__(self, request_id: str, model: str, fields: EventFields, echo: Echo, *, no_tokens: bool) -> None:
-        """`no_tokens`: whether the generated tokens are dropped."""
+    def __init__(self, request_id: str, model: str, fields: EventFields, echo: Echo, *, drops_token: bool) -> None:
+        """`drops_token`: whether the generated tokens are dropped."""
         super().__init__(request_id, model, fields)
         self._echo = echo
-        self._no_tokens = no_tokens
+        self._drops_token = drops_token
         self._waiting = set(range(len(echo.texts))) if echo.firsts is not None else set()
         """Prompts whose log-probabilities have not come yet: their choices have not begun."""
         self._held: defaultdict[int, list[Delta]] = defaultdict(list)
@@ -59,12 +59,12 @@ class EchoEvents(CompletionEvents):
                 self._waiting.discard(prompt)
                 events.append(self._echoed(prompt, logprobs, prompt_tokens))
                 ready, delta.prompt_logprobs = self._held.pop(prompt), msgspec.UNSET
-            events.append(super().texts([] if self._no_tokens else ready, prompt_tokens))
+            events.append(super().texts([] if self._drops_token else ready, prompt_tokens))
         return b"".join(events)
 
     @override
     def ends(self, final: Final, *, usage: bool) -> bytes:
-        if self._no_tokens:
+        if self._drops_token:
             final = msgspec.structs.replace(
                 final,
                 choices=[FinalChoice(choice.index, "length") for choice in final.choices],

@@ -11,13 +11,13 @@ KINDS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 OWN = frozenset(
     {
         "best_of",
+        "drops_token",
         "echo",
         "include_reasoning",
         "logprobs",
         "max_completion_tokens",
         "messages",
         "model",
-        "no_tokens",
         "prompt",
         "prompt_logprobs",
         "request_id",

@@ -13,7 +13,7 @@ from pagewire.shared.security.api_keys import ApiKeys
 
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/ping", "/readyz"})
 """Paths that need no key: probes of a service's health have none."""
-OPERATOR_PATHS = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+OPERATOR_PATHS = frozenset({"/load", "/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Paths that need the key of `--api-key`: they show the load of all tenants, or change what all are served."""
 
 FindTenant = Callable[[bytes], str | None]

@@ -3,7 +3,15 @@
 import msgspec
 from starlette.responses import Response
 
-from pagewire.shared.errors import BusError, ContextLengths, PagewireError, RequestError, Unavailable
+from pagewire.shared.errors import (
+    BusError,
+    ContextLengths,
+    MessageTooLarge,
+    PagewireError,
+    PayloadTooLarge,
+    RequestError,
+    Unavailable,
+)
 
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
@@ -131,6 +139,8 @@ def _anthropics_sentence(lengths: ContextLengths) -> str:
 
 
 def _request_error(error: PagewireError) -> RequestError:
+    if isinstance(error, MessageTooLarge):
+        return PayloadTooLarge(str(error))
     if isinstance(error, BusError):
         return Unavailable("the broker does not answer")
     assert isinstance(error, RequestError)
@@ -140,10 +150,11 @@ def _request_error(error: PagewireError) -> RequestError:
 def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
     """Returns the headers that say when to send a request again, or that it is of no use: OpenAI's clients read both.
 
-    Without these headers the clients repeat a request after 409 and 500 too.
+    Without these headers the clients repeat a request after 408, 409 and 500 too. One that ran out of its time would be
+    computed again, under another id.
     """
     retry_after = getattr(error, "retry_after_ms", None)
     headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after / 1000)))}
-    if status in {409, 500}:
+    if status in {408, 409, 500}:
         headers["x-should-retry"] = "false"
     return headers

@@ -50,7 +50,6 @@ class HttpCounter:
 
     def _route_of(self, path: str) -> str:
         """Returns the route of a path. There are few of them, whatever clients ask for."""
-        path = path.rstrip("/") or "/"
         if path.startswith(f"{_MODELS}/"):
             return f"{_MODELS}/{{model}}"
         return path if path in self._routes else OTHER_ROUTE

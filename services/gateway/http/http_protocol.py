@@ -5,6 +5,7 @@ event loop of its own, so the limits are in this subclass of uvicorn's connectio
 """
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -147,6 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], connections: Connections
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self.url = b""  # uvicorn sets it with the first byte of a request, which line breaks are not
         self._connections = connections
         self._limits = connections.limits
         self._reading = _Reading.NOTHING
@@ -158,8 +160,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """Calls of the parser so far."""
         self._unparsed = 0
         """Bytes since the last call: the parser holds them."""
-        self._body_bytes = self._step_bytes = 0
-        """Bytes of the body so far, and since its time was last prolonged."""
+        self._step_bytes = 0
+        """Bytes of the body since its time was last prolonged."""
+        self._bodies: deque[int] = deque()
+        """Bytes of the body of each request without an answer, oldest first."""
         self._answering: RequestResponseCycle | None = None
         """The request that is being answered; uvicorn's `cycle` is the last one whose header has been read."""
         self._paused_at: float | None = None
@@ -176,7 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
         self._connections.remove(self)
-        self._release_body()
+        self._release_bodies()
         super().connection_lost(exc)
         self._disconnect()
 
@@ -240,6 +244,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if version == "1.0":
             self.cycle.__class__ = UnchunkedCycle  # uvicorn creates it, and starts it later
+        self._bodies.append(0)
         if not self.pipeline:
             self._answering = self.cycle
 
@@ -253,7 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._step_bytes >= self._limits.body_step:
             self._step_bytes = 0
             self._deadline = self.loop.time() + self._limits.body_time
-        self._body_bytes += len(body)
+        self._bodies[-1] += len(body)
         self._connections.uploading[self] = None
         self._connections.body_bytes += len(body)
         self._connections.make_room()
@@ -273,8 +278,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Starts the time of the next part: a request, its rest, or the rest of a refused body."""
-        self._release_body()
-        self._connections.uploading.pop(self, None)
+        if self._bodies:
+            self._connections.body_bytes -= self._bodies.popleft()
+        if not self.pipeline:
+            self._connections.uploading.pop(self, None)
         now = self.loop.time()
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         if self.pipeline:  # the header of the next request has been read already
@@ -329,7 +336,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def refuse(self, status: int, code: str, message: str) -> None:
         """Answers with an error, unless an answer has begun, and closes the connection."""
         self._connections.uploading.pop(self, None)
-        self._release_body()
+        self._release_bodies()
         if self._over:
             return
         self._connections.idle[self] = None
@@ -402,6 +409,6 @@ class LimitedProtocol(HttpToolsProtocol):
             431, "invalid_request", f"a header may have {limits.headers} lines and {limits.header_bytes} bytes at most"
         )
 
-    def _release_body(self) -> None:
-        self._connections.body_bytes -= self._body_bytes
-        self._body_bytes = 0
+    def _release_bodies(self) -> None:
+        self._connections.body_bytes -= sum(self._bodies)
+        self._bodies.clear()

@@ -20,6 +20,8 @@ LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 """Ends of names that no public name server has."""
 JSON = (b"application/json", b"text/json")
 """Media types of JSON, beside those that end with `+json`."""
+OWN_SITES = (b"", b"same-origin", b"none")
+"""Values of `Sec-Fetch-Site` in requests of the server's own pages, of a browser's user, and of other programs."""
 
 
 class AllowedPages(NamedTuple):
@@ -43,7 +45,7 @@ def allowed_pages(settings: Settings) -> AllowedPages | None:
 
 
 class PageGuard:
-    """Answers 403 to a foreign `Host` or `Origin`, and 415 to a body that is not JSON."""
+    """Answers 403 to a foreign `Host` or `Origin`, and 415 to a body that is not JSON or, of a page, not called so."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedPages | None) -> None:
         self._app = app
@@ -51,7 +53,7 @@ class PageGuard:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Passes the request on, or refuses it."""
-        host = origin = content_type = b""
+        host = origin = content_type = site = b""
         for name, value in scope["headers"]:
             if name == b"content-type":
                 content_type = value
@@ -59,9 +61,12 @@ class PageGuard:
                 host = value
             elif name == b"origin":
                 origin = value
+            elif name == b"sec-fetch-site":
+                site = value
         refusal = self._refusal(host.decode("latin-1"), origin.decode("latin-1"))
-        if refusal is None and content_type and scope["method"] == "POST" and not _is_json(content_type):
-            shown = content_type.decode("latin-1")
+        may_lack_type = not content_type and not origin and site in OWN_SITES  # as curl and scripts send bodies
+        if refusal is None and scope["method"] == "POST" and not (may_lack_type or _is_json(content_type)):
+            shown = content_type.decode("latin-1") or "is missing"
             refusal = _Refusal(415, "unsupported_media_type", f"Content-Type {shown}: send application/json")
         if refusal is None:
             return self._app(scope, receive, send)

@@ -56,6 +56,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     messages: list[InputMessage]
     model: str = ""
     max_tokens: int | None = None
+    """Maximum number of generated tokens, without which an answer is refused; a count of tokens does not need it."""
     system: str | list[Any] | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False
@@ -64,6 +65,8 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     tools: list[Any] | None = None
+    """Tools that the model may call, in Anthropic's shape: `name`, `description` and `input_schema`, or one of
+    Anthropic's types in the table at the end."""
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pagewire.services.gateway.requests.completion_request import StreamOptions
+from pagewire.services.gateway.requests.completion_request import TIMEOUT_MS, StreamOptions, Timeout
 from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_openai_fields, split_sampling
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.client_protocol.client_requests import check_free_form
@@ -54,6 +54,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Whether the ids of the prompt and of the answers are part of the answer."""
     return_token_origins: bool = False
     """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
+    timeout_ms: Timeout = TIMEOUT_MS
+    """Milliseconds from the arrival until the request ends with an error; by default ten minutes."""
 
 
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)

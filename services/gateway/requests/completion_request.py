@@ -1,12 +1,17 @@
 """Decodes the body of `/v1/completions`, including vLLM's extra fields."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from pagewire.services.gateway.requests.sampling_fields import converted, read_openai_fields, split_sampling
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+
+TIMEOUT_MS = 600_000
+"""Milliseconds after which a request ends with an error, unless it has a `timeout_ms` of its own."""
+Timeout = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+"""Milliseconds until a deadline, within what arithmetic can hold; the tokenizer has a limit of its own."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -41,11 +46,13 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Whether the ids of prompts and completions are part of the answer."""
     return_token_origins: bool = False
     """Whether the events of a stream say if a token was sampled, drafted, or forced by a grammar."""
-    no_tokens: bool = False
-    """Whether `max_tokens` is 0; a body does not have this field."""
+    timeout_ms: Timeout = TIMEOUT_MS
+    """Milliseconds from the arrival until the request ends with an error; by default ten minutes."""
+    drops_token: bool = False
+    """Whether the one token that is generated is dropped: `max_tokens` is 0. A body does not have this field."""
 
 
-FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
+FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"drops_token"}
 _KIND = "completion request"
 
 
@@ -78,4 +85,4 @@ def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
     if "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     if sampling.get("max_tokens") == 0:
-        sampling["max_tokens"], request.no_tokens = 1, True
+        sampling["max_tokens"], request.drops_token = 1, True

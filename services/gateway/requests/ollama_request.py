@@ -7,7 +7,7 @@ import msgspec
 
 from pagewire.services.gateway.requests.api_elements import OLLAMA_FIELDS, OLLAMA_OPTIONS, Treatment, names_of
 from pagewire.services.gateway.requests.sampling_fields import converted, read_fields
-from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields, check_count
 from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages.client import SamplingParams
 
@@ -163,6 +163,7 @@ def _common_fields(request: OllamaRequest, unknown: UnknownFields) -> dict[str, 
 
 def _sampling(options: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
     """Returns the sampling parameters that options mean."""
+    check_count(options, "options")
     sampling = {}
     for name, value in options.items():
         if value is None:

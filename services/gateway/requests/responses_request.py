@@ -59,6 +59,7 @@ PASSED = frozenset(SamplingParams.__struct_fields__) - FIELDS - _REFUSED | {
     "cache_salt",
     "chat_template_kwargs",
     "include_reasoning",
+    "timeout_ms",
 }
 """Fields of vLLM's that have the same meaning as in a chat."""
 FREE_FORM = frozenset({"input", "tools", "text", "tool_choice"})

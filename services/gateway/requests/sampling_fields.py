@@ -7,7 +7,7 @@ import msgspec
 
 from pagewire.services.gateway.requests.api_elements import CHAT_FIELDS, Treatment
 from pagewire.services.gateway.requests.response_format import structured_outputs
-from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields, check_count
 from pagewire.shared.client_protocol.client_requests import check_free_form, field_of
 from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.messages.client import SamplingParams
@@ -85,9 +85,11 @@ def read_openai_fields(
     unknown = UnknownFields() if unknown is None else unknown
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        for name in raw.keys() - DOCUMENTED.union(names):
+        check_count(raw, "the body")
+        documented = DOCUMENTED.union(names)
+        for name in raw.keys() - documented:
             if bytes(raw.pop(name)).decode() != "null":
-                unknown.add(name, DOCUMENTED.union(names))
+                unknown.add(name, documented)
         for name in raw.keys() & IGNORED.difference(names):
             if CHAT_FIELDS[name] is Treatment.LEFT_OUT and bytes(raw[name]) != b"null":
                 unknown.leave_out("field", name)
@@ -148,6 +150,7 @@ def read_fields(
     """
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        check_count(raw, "the body")
         fields = {}
         for name, value in raw.items():
             text = bytes(value).decode()

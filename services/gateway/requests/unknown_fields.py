@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sized
 
 from pagewire.shared.errors import InvalidRequest
 
@@ -10,6 +10,8 @@ HEADER = b"pagewire-warning"
 """Response header that names the ignored fields and the elements that were left out."""
 MAX_NAMES = 16
 """Names in the header; further ones are counted."""
+MAX_FIELDS = 1000
+"""Fields of a body, or of an object whose fields are looked up one by one: several times as many as are documented."""
 REPLACEMENTS = {
     "guided_choice": "structured_outputs",
     "guided_decoding_backend": "structured_outputs",
@@ -44,21 +46,21 @@ class UnknownFields:
         Raises:
             InvalidRequest: the field must not be ignored.
         """
-        printable = name if _PRINTABLE.fullmatch(name) else "?"
         if (instead := REPLACEMENTS.get(name)) in documented:
             raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead", field=name)
         if self.strict:
+            printable = _printable(name)
             close = difflib.get_close_matches(printable, documented, 1)
             hint = f"do you mean {close[0]}?" if close else "leave it out, or start the server without --strict"
             raise InvalidRequest(f"the field `{printable}` is unknown: {hint}", field=printable)
         self._count += 1
         if len(self._names) < MAX_NAMES:
-            self._names.append(printable)
+            self._names.append(_printable(name))
 
     def leave_out(self, kind: str, name: str) -> None:
         """Notes a documented element without an effect, such as a hosted tool. `kind`: tool, item, block or field."""
         if len(self._left_out) < MAX_NAMES:
-            self._left_out[f"{kind} {name if _PRINTABLE.fullmatch(name) else '?'}"] = None
+            self._left_out[f"{kind} {_printable(name)}"] = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns the response header that names what had no effect; empty if everything had one."""
@@ -69,3 +71,17 @@ class UnknownFields:
         if self._left_out:
             texts.append("left out: " + ", ".join(self._left_out))
         return [(HEADER, "; ".join(texts).encode())] if texts else []
+
+
+def check_count(fields: Sized, owner: str) -> None:
+    """Checks the number of the fields of `owner`.
+
+    Raises:
+        InvalidRequest: there are more than `MAX_FIELDS`.
+    """
+    if len(fields) > MAX_FIELDS:
+        raise InvalidRequest(f"{owner} has {len(fields)} fields: send {MAX_FIELDS} at most")
+
+
+def _printable(name: str) -> str:
+    return name if _PRINTABLE.fullmatch(name) else "?"

@@ -33,7 +33,7 @@ class Completions(Api):
 
     @override
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Completion:
-        if call.no_tokens:
+        if call.drops_token:
             result.usage.completion_tokens = 0
         prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
         firsts = [""] * len(prompts)
@@ -42,7 +42,9 @@ class Completions(Api):
         choices = []
         for choice in result.choices:
             prompt = choice.index // call.choices
-            text, tokens = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            text, tokens = choice.text, choice.logprobs
+            if call.drops_token:
+                text, tokens = "", None if tokens is None else []
             offset = len(prompts[prompt]) if call.echo else 0
             logprobs = None if tokens is None else completion_logprobs(tokens, offset)
             if call.echo and result.prompt_logprobs is not None and logprobs is not None:
@@ -51,13 +53,13 @@ class Completions(Api):
                 choice.index,
                 prompts[prompt] + text if call.echo else text,
                 logprobs,
-                finish_reason="length" if call.no_tokens else choice.finish_reason,
-                stop_reason=None if call.no_tokens else choice.stop_reason,
+                finish_reason="length" if call.drops_token else choice.finish_reason,
+                stop_reason=None if call.drops_token else choice.stop_reason,
             )
             if result.prompt_logprobs is not None:
                 answer.prompt_logprobs = result.prompt_logprobs[prompt]
             if call.token_ids:
-                answer.token_ids = [] if call.no_tokens else choice.token_ids
+                answer.token_ids = [] if call.drops_token else choice.token_ids
                 answer.prompt_token_ids = (result.prompt_token_ids or [])[prompt]
             choices.append(answer)
         return Completion(
@@ -79,7 +81,7 @@ class Completions(Api):
         if fields.prompt_logprobs:
             firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids]
         echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts)
-        return EchoEvents(stream.request_id, stream.model, fields, echo, no_tokens=call.no_tokens)
+        return EchoEvents(stream.request_id, stream.model, fields, echo, drops_token=call.drops_token)
 
 
 def call_of(request: CompletionRequest, sampling: dict[str, Any]) -> ApiCall:
@@ -96,7 +98,7 @@ def call_of(request: CompletionRequest, sampling: dict[str, Any]) -> ApiCall:
         request.stream_options,
         sampling.get("n", 1),
         echo=request.echo,
-        no_tokens=request.no_tokens,
+        drops_token=request.drops_token,
         token_ids=request.return_token_ids,
     )
 

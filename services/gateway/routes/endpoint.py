@@ -34,8 +34,6 @@ CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
 FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
 """Message of the error for a fault of the gateway."""
-TIMEOUT = 600.0
-"""Seconds after which a request ends with an error."""
 
 PASSED_FIELDS = (
     "model",
@@ -68,7 +66,7 @@ class ApiCall:
     """Completions per prompt."""
     echo: bool = False
     """Whether the prompt is part of the text."""
-    no_tokens: bool = False
+    drops_token: bool = False
     """Whether the one token that is generated is dropped: the answer is the prompt alone, or that a model is loaded."""
     top_logprobs: int = 0
     """Number of the likeliest tokens that a chat shows at each position."""
@@ -160,7 +158,7 @@ class Endpoint:
             tenant = scope.get("tenant", "")
             client = await self._client.for_tenant(tenant)
             call = await self._api.complete(client, call)
-            stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
+            stream = client.stream(traceparent=traceparent, **call.arguments)
             request = self._requests.begin(stream, scope["path"], tenant)
             self._streams.add(stream)
             headers += unknown.headers()
@@ -237,8 +235,8 @@ class Endpoint:
 
 
 def passed_fields(request: CompletionRequest | ChatCompletionRequest) -> dict[str, Any]:
-    """Returns the arguments of `AsyncClient.stream` that completions and chats pass on unchanged."""
-    return {name: getattr(request, name) for name in PASSED_FIELDS}
+    """Returns the arguments of `AsyncClient.stream` that completions and chats pass on."""
+    return {name: getattr(request, name) for name in PASSED_FIELDS} | {"timeout": request.timeout_ms / 1000}
 
 
 def _give_id(call: ApiCall, fresh_id: str) -> str:

@@ -54,7 +54,7 @@ class OllamaApi(Api):
 
     @override
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> OllamaAnswer:
-        if call.no_tokens:
+        if call.drops_token:
             answer = self.shape.of(stream.model, OllamaMessage())
             answer.end_load()
             return answer
@@ -69,7 +69,7 @@ class OllamaApi(Api):
     @override
     async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> OllamaLines:
         reader = reader_of(call, stream.request_id, stream.chat_format)
-        return OllamaLines(reader, self.shape, stream.model, _top_logprobs(call), loads=call.no_tokens)
+        return OllamaLines(reader, self.shape, stream.model, _top_logprobs(call), loads=call.drops_token)
 
 
 class OllamaChat(OllamaApi):
@@ -95,7 +95,7 @@ async def served_name(client: AsyncClient, name: str) -> str:
 
 def _loading(model: str, *, streamed: bool) -> ApiCall:
     """Returns the call that loads a model: one token, which is dropped."""
-    request = completion_request.CompletionRequest(prompt=".", model=model, stream=streamed, no_tokens=True)
+    request = completion_request.CompletionRequest(prompt=".", model=model, stream=streamed, drops_token=True)
     return completions.call_of(request, {"max_tokens": 1})
 
 

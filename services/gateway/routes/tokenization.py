@@ -23,6 +23,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: str = ""
     prompt: str | None = None
+    """Text. Exactly one of `prompt` and `messages` must be given."""
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     """By default a prompt gets special tokens, and a conversation does not."""

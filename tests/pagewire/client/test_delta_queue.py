@@ -1,8 +1,12 @@
+from collections.abc import Sequence
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.client.delta_queue import DeltaQueue
-from pagewire.shared.messages.client import Delta
+from pagewire.shared.messages.client import Delta, TokenOrigin
 
 
 def delta(index: int, start: int) -> Delta:
@@ -25,6 +29,25 @@ def test_a_reader_that_lags_gets_merged_deltas() -> None:
     first, rest = queue.take()
     assert first == delta(0, 0)
     assert rest == Delta(0, 1, "bcde", [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("origins", "merged"),
+    [
+        (("drafted", "drafted"), "drafted"),
+        (("drafted", "sampled"), msgspec.UNSET),
+        (("drafted", msgspec.UNSET), msgspec.UNSET),
+        ((msgspec.UNSET, "drafted"), msgspec.UNSET),
+        (("drafted", "sampled", "drafted"), msgspec.UNSET),
+    ],
+)
+def test_tokens_that_came_in_different_ways_have_no_origin_together(
+    origins: Sequence[TokenOrigin | msgspec.UnsetType], merged: object
+) -> None:
+    queue = DeltaQueue(capacity=1)
+    for start, origin in enumerate(origins):
+        queue.put(Delta(0, start, "a", [start], origin=origin))
+    assert [delta.origin for delta in queue.take()] == [merged]
 
 
 def test_a_taken_delta_does_not_change_any_more() -> None:

@@ -21,8 +21,10 @@ class Late(Responder):
     def __init__(self, bus: MemoryBus, lost: int) -> None:
         super().__init__(bus)
         self._lost = lost
+        self.listings = 0
 
     def _models(self, message: Message) -> None:
+        self.listings += 1
         if not self._loses():
             super()._models(message)
 
@@ -72,3 +74,35 @@ async def test_a_request_without_a_model_is_for_the_only_one_that_is_served_now(
     await served.models()
     with pytest.raises(InvalidRequest, match=f"name a model: this stack serves other, {MODEL}"):
         await served.resolve("")
+
+
+async def test_nobody_has_to_list_the_models_for_a_request_to_find_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "FRESH_FOR", 0.0)
+    broker = MemoryBroker()
+    tokenizer = await Late(MemoryBus(broker), lost=0).start()
+    served = Directory(MemoryBus(broker, inbox_prefix="_INBOX"))
+    tenants = served.for_tenant(MemoryBus(broker, inbox_prefix="_INBOX"), "alice")
+    assert [await each.resolve("") for each in (served, tenants)] == [MODEL] * 2
+    tokenizer.models = [ModelInfo("other", f"{subjects.GENERATE}.other", 64, "r1")]
+    assert [await each.resolve("") for each in (served, tenants)] == ["other"] * 2
+    await tokenizer.leave()
+    assert await served.resolve("") == "other", "its tokenizer may be restarting"
+    await tokenizer.start()
+    tokenizer.models.append(ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1"))
+    with pytest.raises(InvalidRequest, match="name a model"):
+        await served.resolve("")
+
+
+async def test_many_requests_share_a_list_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "FRESH_FOR", 600.0)
+    broker = MemoryBroker()
+    tokenizer = Late(MemoryBus(broker), lost=0)
+    await tokenizer.start()
+    served = Directory(MemoryBus(broker, inbox_prefix="_INBOX"))
+    assert await served.resolve("named") == "named"
+    assert tokenizer.listings == 0
+    assert [await served.resolve("") for _ in range(20)] == [MODEL] * 20
+    assert await served.for_tenant(MemoryBus(broker, inbox_prefix="_INBOX"), "alice").resolve("") == MODEL
+    assert tokenizer.listings == 1

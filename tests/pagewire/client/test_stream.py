@@ -334,6 +334,22 @@ async def test_a_request_waits_for_the_tokenizer_of_a_served_model(
     assert [(await reading).choices[0].text for reading in readings] == [TEXT] * 2
 
 
+async def test_all_spellings_of_a_name_are_one_model(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch, sent: list[str]
+) -> None:
+    """Its tokenizer knows the name only as a token of subjects, and so does who waits for the tokenizer."""
+    monkeypatch.setattr("tests.support.responder.MODEL", "a_b")
+    tokenizer = await Responder(MemoryBus(memory)).start()
+    client = AsyncClient(bus=MemoryBus(memory, inbox_prefix="_INBOX"))
+    assert await read(client.stream("x", model="a.b")) == TEXT
+    await tokenizer.leave()
+    sent.clear()
+    reading = asyncio.create_task(read(client.stream("x", model="a/b")))
+    await until(lambda: len(sent) > 2 or reading.done())
+    await tokenizer.start()
+    assert await reading == TEXT
+
+
 async def test_an_absence_counts_from_its_own_beginning(
     client: AsyncClient, responder: Responder, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +426,34 @@ async def test_a_request_fails_when_the_pipeline_never_answers(
     assert responder.cancels
 
 
+class Clock:
+    """The time that streams read."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_a_stream_that_has_ended_does_not_run_out_of_its_time(
+    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader is slow: all frames are here, and the deadline passes before it takes them."""
+    monkeypatch.setattr(stream, "time", clock := Clock())
+    parts = deltas()
+    responder.script = lambda request: [parts[0]]
+    tasks = len(asyncio.all_tasks())
+    reader = aiter(client.stream("x"))
+    texts = [(await anext(reader)).text]
+    responder.send(*parts[1:], final("", parts), None)
+    await settle()
+    clock.now += 3600
+    await until(lambda: len(asyncio.all_tasks()) == tasks)  # nobody looks at the deadline any more
+    texts += [delta.text async for delta in reader]
+    assert "".join(texts) == TEXT
+    assert responder.cancels == []
+
+
 async def test_a_slow_reader_gets_merged_deltas(client: AsyncClient, responder: Responder) -> None:
     parts = deltas(words=["w"] * 500)
     responder.script = lambda request: [*parts, final("", parts), None]
@@ -419,7 +463,7 @@ async def test_a_slow_reader_gets_merged_deltas(client: AsyncClient, responder: 
     assert got[-1].start + len(got[-1].token_ids) == 500
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), choices=st.integers(1, 3))
 async def test_the_text_is_whole_when_frames_are_lost_repeated_or_late(seed: int, choices: int) -> None:
     """The stream's frames pass a channel that loses, repeats and reorders them; resumptions pass it too."""

@@ -11,6 +11,7 @@ from pagewire import AsyncClient
 from pagewire.services.gateway import app
 from pagewire.services.gateway.console.routes import Console
 from pagewire.services.gateway.http.authentication import find_tenant
+from pagewire.services.gateway.http.normal_path import NormalPath
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.routes.endpoint import Endpoint
 from pagewire.services.gateway.routes.health import Health
@@ -60,13 +61,15 @@ class Gateway:
         self.endpoints = {path: Endpoint(api, client, body_limit, self.requests) for path, api in APIS.items()}
         self.console = Console(self.bus, self.health, self.requests)
         self.completions = self.endpoints["/v1/completions"]
-        self.app: ASGIApp = app.build(
-            client,
-            self.endpoints,
-            self.health,
-            MetricsPage(self.bus, vllm=True),
-            find_tenant(api_key, None),
-            console=self.console,
+        self.app: ASGIApp = NormalPath(
+            app.build(
+                client,
+                self.endpoints,
+                self.health,
+                MetricsPage(self.bus, vllm=True),
+                find_tenant(api_key, None),
+                console=self.console,
+            )
         )
 
     def _changed(self) -> None:

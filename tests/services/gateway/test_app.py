@@ -9,13 +9,15 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app
 from pagewire.services.gateway.http.authentication import find_tenant
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.openapi import ROUTES
 from pagewire.services.gateway.routes import health
 from pagewire.services.gateway.routes.completions import Completions
 from pagewire.services.gateway.routes.endpoint import Endpoint
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.process import peers
 from tests.services.gateway.http_client import Gateway, start_gateway
-from tests.support.responder import MODEL, settle
+from tests.support.responder import MODEL, Responder, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +137,15 @@ async def test_unknown_fields_are_named_in_a_header_or_refused(gateway: Gateway)
     assert (refused["param"], "do you mean max_tokens?" in refused["message"]) == ("max_token", True)
 
 
+@pytest.mark.parametrize("value", [1, None])
+async def test_a_body_of_very_many_fields_is_refused(value: object) -> None:
+    gateway = await start_gateway(body_limit=1_000_000)
+    many = {f"f{number}": value for number in range(5000)}
+    for path, body in (*((path, many) for path in ROUTES), ("/api/generate", {"prompt": "x", "options": many})):
+        refused = await gateway.post(body, path)
+        assert (refused.status, "5000 fields" in refused.body.decode()) == (400, True), path
+
+
 async def test_every_path_but_health_needs_the_key() -> None:
     gateway = await start_gateway(api_key="secret")
     refused = await gateway.get("/v1/models")
@@ -144,7 +155,7 @@ async def test_every_path_but_health_needs_the_key() -> None:
     assert (await gateway.post({"prompt": "x"})).status == 401
     assert gateway.responder.requests == []
     assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
-    for path in ("/livez", "/readyz", "/health"):
+    for path in ("/livez", "/readyz", "/health", "/health/"):
         assert (await gateway.get(path)).status in {200, 503}
     assert (await gateway.get("/v1/models", **{"x-api-key": "secret"})).status == 200
     assert (await gateway.get("/v1/models", **{"x-api-key": "wrong"})).status == 401
@@ -154,7 +165,6 @@ async def test_every_path_but_health_needs_the_key() -> None:
         "/metrics",
         "/v1",
         "/nowhere",
-        "/health/",
         "/v1/chat/completions",
         "//health",
     ):
@@ -209,6 +219,22 @@ async def test_a_gateway_without_a_pipeline_answers_503(gateway: Gateway) -> Non
     await gateway.responder.bus.close()
     answer = await gateway.post({"model": MODEL, "prompt": "x"})
     assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x" * 2000}),
+        ("/detokenize", {"tokens": [1] * 2000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 2000}]}),
+        ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "x" * 2000}),
+        ("/v1/completions", {"prompt": "x" * 2000}),
+    ],
+)
+async def test_a_request_that_fits_into_no_message_is_too_large(path: str, body: dict[str, object]) -> None:
+    broker = MemoryBroker(max_payload=1000)
+    gateway = Gateway(broker, await Responder(MemoryBus(broker)).start())
+    assert (await gateway.post(body, path)).status == 413
 
 
 async def test_many_streams_run_at_once(gateway: Gateway) -> None:

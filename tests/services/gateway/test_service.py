@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,10 +18,11 @@ import pytest
 
 from pagewire.client.sync import LoopThread
 from pagewire.services.gateway.http import http_protocol
+from pagewire.services.gateway.http.authentication import OPERATOR_PATHS
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import ConfigurationError, Internal, Overloaded
+from pagewire.shared.errors import ConfigurationError, DeadlineExceeded, Internal, Overloaded
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process import heartbeater, peers
@@ -45,12 +48,12 @@ class Running:
     def __init__(self, *, supervised: bool) -> None:
         self.shutdown = Shutdown(supervised=supervised)
 
-    async def start(self, api_key: str) -> None:
+    async def start(self, api_key: str, api_key_file: str) -> None:
         broker = MemoryBroker()
         self.responder = await Responder(MemoryBus(broker)).start()
         peers = Peers(MemoryBus(broker))
         await peers.listen("gateway")
-        settings = Settings(model="bundled", port=0, api_key=api_key)
+        settings = Settings(model="bundled", port=0, api_key=api_key, api_key_file=api_key_file)
         bus = MemoryBus(broker, inbox_prefix="_INBOX")
         self.task = asyncio.create_task(run_service("gateway", Gateway, settings, bus, "g1", self.shutdown))
         await until(lambda: peers.find("g1"))
@@ -79,14 +82,14 @@ class Running:
 
 
 @contextmanager
-def running(api_key: str = "", *, supervised: bool = False) -> Iterator[Running]:
+def running(api_key: str = "", *, api_key_file: str = "", supervised: bool = False) -> Iterator[Running]:
     thread = LoopThread()
     gateway = Running(supervised=supervised)
     gateway.thread = thread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
         patch.setattr(peers, "SILENCE", 600)  # the only heartbeat of each instance counts, however slow the test is
-        thread.run(gateway.start(api_key))
+        thread.run(gateway.start(api_key, api_key_file))
         try:
             yield gateway
         finally:
@@ -209,6 +212,20 @@ def test_anthropics_client_works_unchanged() -> None:
             list(ask(stream=True))
 
 
+def test_the_official_clients_do_not_repeat_a_request_that_ran_out_of_its_time() -> None:
+    """They would compute all of it again, under another id."""
+    with running() as gateway:
+        gateway.responder.script = lambda request: [DeadlineExceeded("timeout_ms has passed"), None]
+        url = f"http://127.0.0.1:{gateway.port}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="-") as client, pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model=MODEL, prompt="x")
+        assert caught.value.status_code == 408
+        with anthropic.Anthropic(base_url=url, api_key="-") as other, pytest.raises(anthropic.APIStatusError) as failed:
+            other.messages.create(model=MODEL, max_tokens=2, messages=[{"role": "user", "content": "Hello!"}])
+        assert failed.value.status_code == 408
+        assert len(gateway.responder.requests) == 2
+
+
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -243,6 +260,33 @@ def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
 
     with closing(client):
         yield ask
+
+
+ENDS = ("", "/", "//", "%2F", "%0A", ";/", "%00", "%20", "?a=b")
+"""What may stand behind a path."""
+
+
+def test_no_spelling_of_a_path_lets_a_tenant_pass_for_the_operator(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:alice-key-0123456789\n")
+
+    def status(method: str, path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        client.request(method, path, b"{}" if method == "POST" else None, headers)
+        with client.getresponse() as response:
+            response.read()
+            return response.status
+
+    with (
+        running(api_key="secret", api_key_file=str(keys)) as gateway,
+        closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE)) as client,
+    ):
+        for path in OPERATOR_PATHS:
+            method = "POST" if path.startswith("/v1") else "GET"
+            assert status(method, path, "secret") in {200, 400}
+            spellings = (path, f"/%{ord(path[1]):x}{path[2:]}", f"/{path}", f"/.{path}", path.replace("/", "//"))
+            for spelling in map("".join, product(spellings, ENDS)):
+                assert status(method, spelling, "alice-key-0123456789") in {403, 404}, spelling
 
 
 def ask_once(gateway: Running, path: str) -> tuple[int, str]:
@@ -299,6 +343,8 @@ def test_a_gateway_of_a_stopping_stack_refuses_new_requests(monkeypatch: pytest.
         assert ask("/v1/completions") == (200, "")
         drain(gateway, Shutdown.stop)
         assert ask("/v1/completions") == (503, "close")
+        for spelling in ("/v1/completions/", "/v1/completions//", "/v1/completions%2f", "/v1/completions%0A"):
+            assert ask_once(gateway, spelling) == (503, "close")
         assert ask_once(gateway, "/health") == (503, "close")
         assert ask_once(gateway, "/livez") == (200, "close")
         with openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="-", max_retries=0) as client:

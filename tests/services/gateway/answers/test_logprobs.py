@@ -94,6 +94,18 @@ async def test_an_answer_may_be_the_prompt_alone(gateway: Gateway, monkeypatch: 
     assert body["usage"]["total_tokens"] == 2
 
 
+@pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": 1}])
+async def test_a_prompt_alone_has_log_probabilities_only_if_they_are_asked_for(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    async def detokenize(_client: object, _ids: list[int], _model: str) -> str:
+        return "hal"
+
+    monkeypatch.setattr("pagewire.client.async_client.AsyncClient.detokenize", detokenize)
+    (choice,) = (await ask(gateway, echo=True, max_tokens=0, **fields))["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("hallo", None)
+
+
 async def test_an_echo_in_a_stream_is_the_first_event(gateway: Gateway) -> None:
     events = await ask(gateway, echo=True, stream=True)
     assert [event["choices"][0]["text"] for event in events] == ["hallo", "éxyz", ""]

@@ -76,8 +76,8 @@ async def test_the_scope_of_a_request_has_the_tenant(keys: ApiKeys) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("path", ["/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-async def test_only_operators_see_the_metrics_of_all_tenants_and_change_adapters(keys: ApiKeys, path: str) -> None:
+@pytest.mark.parametrize("path", ["/load", "/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_only_operators_see_the_load_of_all_tenants_and_change_adapters(keys: ApiKeys, path: str) -> None:
     find = find_tenant("operators-key", keys)
     assert find is not None
     app = Authentication(hello, find)

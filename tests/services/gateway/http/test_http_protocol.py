@@ -236,6 +236,15 @@ async def test_a_header_that_is_too_large_is_refused_with_431(case: str) -> None
         assert await running.answers()
 
 
+@pytest.mark.parametrize("data", [b"\r\n", b"\n"])
+async def test_line_breaks_ahead_of_a_request_are_not_read_for_ever(data: bytes) -> None:
+    async with serving(ConnectionLimits(header_bytes=2000)) as running:
+        peer = await running.connect()
+        peer.send(data * 2001)
+        assert await peer.refusal() == (431, "invalid_request")
+        assert await running.answers()
+
+
 async def test_a_target_that_is_too_long_is_refused_with_431() -> None:
     async with serving(ConnectionLimits(header_bytes=2000)) as running:
         peer = await running.connect()
@@ -339,6 +348,23 @@ async def test_beyond_the_bytes_of_all_bodies_the_oldest_unfinished_one_is_refus
             peer.send(b"x" * 10_000)
         assert await running.answers()
         assert running.connections.body_bytes <= 100_000
+
+
+async def test_the_body_of_a_queued_request_counts_until_its_own_answer() -> None:
+    app = App(held=asyncio.Event())
+    assert app.held is not None
+    async with serving(ConnectionLimits(), app) as running:
+        peer = await running.connect()
+        peer.send(post(b"x" * 1000) + post(b"x" * 2000, path=b"/held") + post(b"x" * 300)[:-100])
+        assert await peer.answer() == (200, b"1000")
+        await until(lambda: len(app.bodies) == 2)
+        assert running.connections.body_bytes == 2200
+        assert len(running.connections.uploading) == 1
+        app.held.set()
+        assert await peer.answer() == (200, b"2000")
+        assert running.connections.body_bytes == 200
+        assert await peer.ask(b"x" * 100) == (200, b"300")
+        assert running.connections.body_bytes == 0
 
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:

@@ -59,11 +59,13 @@ async def test_a_foreign_page_is_refused_on_loopback_with_the_flag_that_allows_i
 
 @pytest.mark.parametrize("allowed", [SITE, "*", f'["http://a.example", "{SITE}"]'])
 async def test_an_allowed_page_is_answered(allowed: str) -> None:
-    assert (await ask(Settings(allowed_origins=allowed), host="localhost", origin=SITE))[0] == 200
+    settings = Settings(allowed_origins=allowed)
+    assert (await ask(settings, host="localhost", origin=SITE, content_type="application/json"))[0] == 200
 
 
 async def test_a_page_of_the_server_itself_is_answered() -> None:
-    assert (await ask(Settings(), host="localhost:8000", origin="http://localhost:8000"))[0] == 200
+    page = {"host": "localhost:8000", "origin": "http://localhost:8000", "content_type": "application/json"}
+    assert (await ask(Settings(), **page))[0] == 200
 
 
 @pytest.mark.parametrize("allowed", ["llm.example", "*", "a.example,llm.example"])
@@ -73,7 +75,7 @@ async def test_an_allowed_name_is_answered(allowed: str) -> None:
 
 @pytest.mark.parametrize("settings", [Settings(api_key="secret"), Settings(host="0.0.0.0")])
 async def test_a_server_with_a_key_or_for_a_network_answers_any_name_and_page(settings: Settings) -> None:
-    assert (await ask(settings, host="llm.example", origin=SITE))[0] == 200
+    assert (await ask(settings, host="llm.example", origin=SITE, content_type="application/json"))[0] == 200
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(api_key="secret")])
@@ -83,6 +85,24 @@ async def test_a_server_with_a_key_or_for_a_network_answers_any_name_and_page(se
 async def test_a_body_that_is_not_json_is_refused(settings: Settings, media_type: str) -> None:
     status, body = await ask(settings, host="localhost", content_type=media_type)
     assert (status, json.loads(body)["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("settings", [Settings(host="0.0.0.0"), Settings(api_key="secret")])
+@pytest.mark.parametrize(
+    "page", [{"origin": SITE}, {"origin": "null"}, {"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "same-site"}]
+)
+async def test_a_page_must_say_that_its_body_is_json(settings: Settings, page: dict[str, str]) -> None:
+    """A browser sends a `Blob` without a type, and so without a Content-Type, to any site."""
+    for lines in (page, page | {"content_type": ""}):
+        status, body = await ask(settings, host="10.1.2.3", **lines)
+        assert (status, json.loads(body)["error"]["code"]) == (415, "unsupported_media_type")
+    assert (await ask(settings, host="10.1.2.3", content_type="application/json", **page))[0] == 200
+    assert (await ask(settings, "GET", host="10.1.2.3", **page))[0] == 200
+
+
+@pytest.mark.parametrize("sender", [{}, {"sec_fetch_site": "same-origin"}, {"sec_fetch_site": "none"}])
+async def test_a_sender_that_is_no_page_of_another_site_needs_no_media_type(sender: dict[str, str]) -> None:
+    assert (await ask(Settings(), host="localhost", **sender))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,23 @@ async def test_a_stream_is_events_and_done(gateway: Gateway) -> None:
     assert len({event["id"] for event in answer.events}) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_a_request_may_choose_its_own_deadline(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
+    for timeout in (1001, None):
+        assert (await gateway.post({"model": MODEL, "timeout_ms": timeout, **body}, path)).status == 200
+    assert [request.timeout_ms for request in gateway.responder.requests] == [1001, 600_000]
+    for wrong in (0, 10**400, 1.5, "5"):
+        refused = await gateway.post({"model": MODEL, "timeout_ms": wrong, **body}, path)
+        assert (refused.status, refused.json["error"]["param"]) == (400, "timeout_ms")
+
+
 async def test_usage_comes_last_with_include_usage(gateway: Gateway) -> None:
     body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
     *others, last = (await gateway.post(body)).events
