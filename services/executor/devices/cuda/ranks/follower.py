@@ -24,8 +24,15 @@ from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import Connect, Connection, Loaded, Sizes, Start, fingerprint_of
-from pagewire.services.executor.models.shard import Shard
+from pagewire.services.executor.devices.ranks.startup import (
+    Connect,
+    Connection,
+    Loaded,
+    Sizes,
+    Start,
+    fingerprint_of,
+    shard_of,
+)
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
 
@@ -52,7 +59,7 @@ def _compute(connection: Connection, start: Start) -> None:
     runtime = CudaRuntime(rank)
     collectives = TorchCollectives(rank, size, start.store, runtime.device)
     try:
-        part = CudaPart.load(settings, folder, read_config(folder), runtime, Shard(rank, size), collectives)
+        part = CudaPart.load(settings, folder, read_config(folder), runtime, shard_of(settings, rank), collectives)
     except ConfigurationError as error:
         connection.send(Loaded(refusal=str(error)))
         return

@@ -21,8 +21,7 @@ from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.followers import Followers
-from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes
-from pagewire.services.executor.models.shard import Shard
+from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes, shard_of
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import Settings
 
@@ -162,8 +161,7 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
     runtime = CudaRuntime()
     followers = CudaFollowers(settings, folder, runtime)
     try:
-        shard = Shard(0, settings.tensor_parallel_size)
-        part = CudaPart.load(settings, folder, config, runtime, shard, followers.collectives)
+        part = CudaPart.load(settings, folder, config, runtime, shard_of(settings, 0), followers.collectives)
         part = part.with_draft_model()
         followers.await_loaded()
         followers.watch(followers.page.heartbeats)
