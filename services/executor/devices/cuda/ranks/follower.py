@@ -21,7 +21,6 @@ from pagewire.services.executor.devices.cuda.ranks.collectives import TorchColle
 from pagewire.services.executor.devices.cuda.ranks.device_calls import FollowingMasks, next_call, with_grammar
 from pagewire.services.executor.devices.cuda.ranks.shared_page import SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
 from pagewire.services.executor.devices.ranks.startup import (
@@ -33,7 +32,7 @@ from pagewire.services.executor.devices.ranks.startup import (
     fingerprint_of,
     shard_of,
 )
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 
 _log = structlog.get_logger()

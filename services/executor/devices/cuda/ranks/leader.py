@@ -18,10 +18,11 @@ from pagewire.services.executor.devices.cuda.ranks.collectives import TorchColle
 from pagewire.services.executor.devices.cuda.ranks.device_calls import DeviceCalls, LeadingMasks, without_grammar
 from pagewire.services.executor.devices.cuda.ranks.shared_page import PAGE, SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Device, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.followers import Followers
 from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes, shard_of
+from pagewire.shared.errors import DeviceLost
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import Settings
 
@@ -68,7 +69,7 @@ class CudaFollowers(Followers):
         if not self.lost and (rank := self.page.differing_rank()) is not None:
             self.lose(rank, "has sampled other tokens")
         if self.lost:
-            raise DeviceLost
+            raise DeviceLost(self.lost)
 
     @override
     def close(self) -> None:
@@ -102,7 +103,7 @@ class RankedCudaDevice(Device):
 
     @property
     @override
-    def lost(self) -> bool:
+    def lost(self) -> str:
         return self._followers.lost
 
     @override

@@ -15,10 +15,10 @@ import torch
 
 from pagewire.services.executor import rank_processes
 from pagewire.services.executor.devices.cuda.ranks import leader
-from pagewire.services.executor.devices.protocol import Device, DeviceLost
+from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.devices.ranks import followers
 from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from tests.services.executor.devices.cuda import test_drafts as drafts
 from tests.services.executor.devices.cuda import test_grammar as grammar
 from tests.services.executor.devices.cuda.ranks.several_gpus import PROMPT, opened, texts
