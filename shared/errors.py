@@ -71,6 +71,13 @@ class NotPermitted(BusError):
     """The broker forbids this user to publish or subscribe to a subject."""
 
 
+class DeviceLost(PagewireError):
+    """An executor's device can compute no more, whatever the sequences are: a process that is a part of it is lost.
+
+    The message is the reason, and the process of the executor ends: another one opens the device again.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class ContextLengths:
     """The lengths that do not fit, in tokens."""

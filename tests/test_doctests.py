@@ -83,6 +83,7 @@ MODULES = [
     "pagewire.shared.models.gguf.architectures",
     "pagewire.shared.models.gguf.reader",
     "pagewire.shared.models.memory_need",
+    "pagewire.shared.models.native_families",
     "pagewire.shared.prefix_hashes",
     "pagewire.shared.process.listener",
     "pagewire.shared.rendezvous",

@@ -100,8 +100,9 @@ def tables() -> Iterator[str]:
             parameters = dict(DecoderLM(spec).named_parameters())
         for name, value in parameters.items():
             if name not in shown:
-                parts = (_cut(spec, name, tuple(value.shape), size) for size in SIZES)
-                yield f"| `{name.replace('.0.', '.N.')}` | {_shape(tuple(value.shape))} | {' | '.join(parts)} |"
+                yield _row(spec, name, tuple(value.shape))
+            if name not in shown and ".experts." in name:
+                yield _row(spec, name, tuple(value.shape), by_expert=True)
         shown |= parameters.keys()
     yield _FORMATS
     for name, (outputs, inputs) in QUANTIZED.items():
@@ -110,8 +111,10 @@ def tables() -> Iterator[str]:
     yield from (f"- {name}" for name in sorted(FAMILIES))
 
 
-def _cut(spec: DecoderSpec, name: str, shape: tuple[int, ...], size: int) -> str:
-    return _shape(cut_shape(shape, Cut(spec, Shard(0, size), Units()).held(name)))
+def _row(spec: DecoderSpec, name: str, shape: tuple[int, ...], *, by_expert: bool = False) -> str:
+    parts = [cut_shape(shape, Cut(spec, Shard(0, size, by_expert), Units()).held(name)) for size in SIZES]
+    setting = " with `--enable-expert-parallel`" if by_expert else ""
+    return f"| `{name.replace('.0.', '.N.')}`{setting} | {' | '.join(map(_shape, (shape, *parts)))} |"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -10,9 +10,9 @@ import structlog
 from typing_extensions import override
 
 from pagewire.services.executor.adapters.reading import read_adapter
-from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, LoadedAdapter
+from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter
 from pagewire.shared.adapters.files import AdapterFiles
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 
 _log = structlog.get_logger()
 

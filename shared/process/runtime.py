@@ -19,6 +19,7 @@ from pagewire.shared.process import device_choice
 from pagewire.shared.process.clock_monitor import ClockMonitor
 from pagewire.shared.process.context import Context, Drain, Service
 from pagewire.shared.process.discovery import Responder
+from pagewire.shared.process.failure import log_failure
 from pagewire.shared.process.heartbeater import Heartbeater
 from pagewire.shared.process.linux_process import (
     END_NOW,
@@ -151,8 +152,7 @@ def _exit_code(serving: "asyncio.Task[None]") -> int:
     if isinstance(error, ConfigurationError):
         raise error
     if error is not None:
-        is_expected = isinstance(error, BusUnavailable)  # a traceback would say nothing
-        _log.error("service_failed", reason=str(error), exc_info=None if is_expected else error)
+        log_failure(error)
         return 1
     return 0
 

@@ -15,6 +15,7 @@ BLOCK = 1024
 def gated_kernel(
     out: tl.tensor,
     x: tl.tensor,
+    rows: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -23,6 +24,10 @@ def gated_kernel(
     """One program: BLOCK features of one token. ACTIVATION is a number of `Activation`."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
+    if rows is not None:
+        row = tl.load(rows + row).to(tl.int64)
+        if row < 0:
+            return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < SIZE
     gate = tl.load(x + row * (2 * SIZE) + column, mask=mask, other=0.0).to(tl.float32)
@@ -38,11 +43,12 @@ def gated_kernel(
     tl.store(out + row * SIZE + column, (gate * up).to(out.dtype.element_ty), mask=mask)
 
 
-def gated(x: torch.Tensor, out: torch.Tensor, kind: Activation) -> None:
+def gated(x: torch.Tensor, out: torch.Tensor, kind: Activation, rows: torch.Tensor | None = None) -> None:
     """Writes the activation of x[:, :size] times x[:, size:] to `out` [T, size].
 
-    `x` [T, 2 * size] is contiguous, of the same dtype.
+    `x` [T, 2 * size] is contiguous, of the same dtype. `rows` int32 [T] are the rows that are computed, each once; -1
+    stands for none. By default all are.
     """
     size = out.shape[1]
     sizes = {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind)}
-    gated_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, **sizes, **launch_options())
+    gated_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, rows, **sizes, **launch_options())

@@ -55,9 +55,11 @@ def grouped_linear_kernel(
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor, groups: Groups, *, gather: bool) -> torch.Tensor:
     """Returns [P, outputs]: for each place of `groups`, a row of x times its expert's matrix, summed in float32.
 
+    Rows behind the places of this rank's experts are undefined.
+
     Args:
         x: [T, size] with `gather`, else [P, size] in the order of the places; contiguous.
-        weight: [experts, outputs, size], contiguous, of the same dtype.
+        weight: [experts of this rank, outputs, size], contiguous, of the same dtype.
         groups: result of `moe_routing.group`.
         gather: whether the row is that of the pair's token.
     """

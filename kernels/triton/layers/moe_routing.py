@@ -17,14 +17,16 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The pairs of a token and an expert of one step, P in all, in the order of the experts."""
+    """The pairs of a token and an expert of one step, P in all. First come those whose expert this rank has, in the
+    order of the experts."""
 
     pairs: torch.Tensor
-    """int32 [P] index of each pair, of which token t has those from t * K on."""
+    """int32 [P] index of each pair, of which token t has those from t * K on; undefined behind the rank's own."""
     places: torch.Tensor
-    """int32 [P] place of each pair in `pairs`."""
+    """int32 [P] place of each pair in `pairs`; -1: another rank has its expert."""
     tiles: torch.Tensor
-    """int32 [tiles, 3] expert, first place and place after the last one of each tile; expert -1: it is empty."""
+    """int32 [tiles, 3] expert, counted from the rank's first one, first place and place after the last one of each
+    tile; expert -1: it is empty."""
 
 
 @jit
@@ -72,13 +74,15 @@ def group_kernel(
     chosen: tl.tensor,
     count: tl.int32,
     most: tl.int32,
+    lowest: tl.int32,
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One program: the pairs of one expert, which it finds among all. The last one also writes the empty tiles."""
+    """One program: the pairs of one of the EXPERTS from `lowest` on, which it finds among all. The last one also writes
+    the empty tiles, and that the pairs of other experts have no place."""
     wait_for_previous(PDL)
     expert = tl.program_id(0)
     index = tl.arange(0, PADDED)
@@ -86,7 +90,11 @@ def group_kernel(
     counts = tl.zeros([PADDED], dtype=tl.int32)
     for start in range(0, count, BLOCK):
         mask = start + lane < count
-        counts += tl.histogram(tl.load(chosen + start + lane, mask=mask, other=0), PADDED, mask=mask)
+        number = tl.load(chosen + start + lane, mask=mask, other=0) - lowest
+        held = mask & (number >= 0) & (number < EXPERTS)
+        counts += tl.histogram(tl.where(held, number, 0), PADDED, mask=held)
+        if expert == EXPERTS - 1:
+            tl.store(places + start + lane, -1, mask=mask & ~held)
     first = tl.sum(tl.where(index < expert, counts, 0), 0)
     end = first + tl.sum(tl.where(index == expert, counts, 0), 0)
     tile = tl.sum(tl.where(index < expert, (counts + ROWS - 1) // ROWS, 0), 0)
@@ -101,7 +109,7 @@ def group_kernel(
     if end > first:
         for start in range(0, count, BLOCK):
             mask = start + lane < count
-            own = (tl.load(chosen + start + lane, mask=mask, other=-1) == expert).to(tl.int32)
+            own = (tl.load(chosen + start + lane, mask=mask, other=-1) == lowest + expert).to(tl.int32)
             place = first + tl.cumsum(own, 0) - 1
             tl.store(pairs + place, start + lane, mask=own > 0)
             tl.store(places + start + lane, place, mask=own > 0)
@@ -127,7 +135,8 @@ def combine_kernel(
     for chosen in tl.static_range(CHOSEN):
         weight = tl.load(weights + token * CHOSEN + chosen)
         row = tl.load(places + token * CHOSEN + chosen).to(tl.int64)
-        total += weight * tl.load(made + row * size + column, mask=column < size, other=0.0).to(tl.float32)
+        real = (row >= 0) & (column < size)
+        total += weight * tl.load(made + row * size + column, mask=real, other=0.0).to(tl.float32)
     tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=column < size)
 
 
@@ -145,14 +154,18 @@ def choose(logits: torch.Tensor, count: int, *, normalized: bool) -> tuple[torch
     return weights, chosen
 
 
-def group(chosen: torch.Tensor, experts: int) -> Groups:
-    """Groups the experts `chosen` int32 [T, K] of each token. All shapes follow from those of the arguments."""
+def group(chosen: torch.Tensor, experts: range) -> Groups:
+    """Groups the experts `chosen` int32 [T, K] of each token, of which this rank has `experts`.
+
+    All shapes follow from those of the arguments: any expert may be chosen by all tokens.
+    """
     count, device = chosen.numel(), chosen.device
-    most = triton.cdiv(count, ROWS) + min(experts, count)
+    most = triton.cdiv(count, ROWS) + min(len(experts), count)
     pairs, places = (torch.empty(count, dtype=torch.int32, device=device) for _ in range(2))
     tiles = torch.empty(most, 3, dtype=torch.int32, device=device)
-    sizes = {"EXPERTS": experts, "PADDED": bins(experts), "ROWS": ROWS, "BLOCK": BLOCK}
-    group_kernel[(experts,)](pairs, places, tiles, chosen, count, most, **sizes, **launch_options())
+    sizes = {"EXPERTS": len(experts), "PADDED": bins(len(experts)), "ROWS": ROWS, "BLOCK": BLOCK}
+    arguments = pairs, places, tiles, chosen, count, most, experts.start
+    group_kernel[(len(experts),)](*arguments, **sizes, **launch_options())
     return Groups(pairs, places, tiles)
 
 
@@ -162,7 +175,10 @@ def bins(experts: int) -> int:
 
 
 def combine(made: torch.Tensor, weights: torch.Tensor, groups: Groups) -> torch.Tensor:
-    """Returns [T, size]: the sum of each token's pairs in `made` [P, size] by `weights` float32 [T, K], in float32."""
+    """Returns [T, size]: the sum of each token's pairs in `made` [P, size] by `weights` float32 [T, K], in float32.
+
+    Pairs of other ranks' experts add nothing.
+    """
     (tokens, count), size = weights.shape, made.shape[1]
     out = torch.empty(tokens, size, dtype=made.dtype, device=made.device)
     grid = tokens, triton.cdiv(size, BLOCK)

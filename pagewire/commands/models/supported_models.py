@@ -169,8 +169,9 @@ fused C++ decoder on a CPU and the Triton kernels on a GPU.
    missing, the family needs code in `decoder.py`, `kernels/cpu/cpp/decoder.cpp` and `devices/cuda/fused_layers.py`;
    consider leaving it to transformers.
 2. Give config.json's fields the defaults of transformers: published files leave them out.
-3. Add its architecture to `FAMILIES` in `registry.py`, and a tiny checkpoint with unusual values to
-   `tests/support/checkpoints.py`: `pytest tests/services/executor/models/test_families.py` compares logits and tokens.
+3. Add its architecture to `FAMILIES` in `registry.py` and to `NATIVE` in `native_families.py`, and a tiny checkpoint
+   with unusual values to `tests/support/checkpoints.py`: `pytest tests/services/executor/models/test_families.py`
+   compares logits and tokens.
 4. `python -m tests.families MODEL_TYPE` serves it by the whole pipeline and writes its row of this page.
 
 In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a

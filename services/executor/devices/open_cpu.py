@@ -18,7 +18,7 @@ from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBack
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import Cores
 from pagewire.services.executor.devices.cpu.device import CpuDevice
-from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part, shard_of
+from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part
 from pagewire.services.executor.devices.cpu.ranks.device import RankedCpuDevice
 from pagewire.services.executor.devices.cpu.ranks.followers import CpuFollowers
 from pagewire.services.executor.devices.cpu.ranks.leader import LeadingBackend, LeadingLM
@@ -26,6 +26,7 @@ from pagewire.services.executor.devices.defaults import MAX_DRAFTS, slots_of
 from pagewire.services.executor.devices.draft_settings import draft_settings
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.ranks.startup import shard_of
 from pagewire.services.executor.models.model import CausalLM, ModelCut
 from pagewire.services.executor.models.registry import is_native
 from pagewire.services.executor.rank_processes import MAX_RANKS

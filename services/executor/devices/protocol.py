@@ -20,10 +20,6 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
-class DeviceLost(Exception):
-    """The device can compute no more, whatever the sequences are: a process that is a part of it has ended."""
-
-
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The sizes and limits of a device."""
@@ -260,9 +256,10 @@ class Device(Protocol):
         """Seconds in which the device has computed since it was opened, by the device's clock."""
 
     @property
-    def lost(self) -> bool:
-        """Whether the device can compute no more; its methods then raise `DeviceLost`. Any thread may read it."""
-        return False
+    def lost(self) -> str:
+        """Why the device can compute no more; its methods then raise `DeviceLost`. Empty: it can. Any thread may read
+        it."""
+        return ""
 
     @property
     def progress(self) -> float:

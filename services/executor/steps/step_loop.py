@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
-from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits
+from pagewire.services.executor.devices.protocol import Device, Edits
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.outputs.results import Counters, PlanRefused, StepMetrics, StepResult
 from pagewire.services.executor.sequence_key import sequence_key
@@ -23,6 +23,7 @@ from pagewire.services.executor.steps.packed_columns import column, entries
 from pagewire.services.executor.steps.plan_checks import PlanViolation
 from pagewire.services.executor.steps.plan_inbox import NewPlans, PlanInbox
 from pagewire.services.executor.steps.slot_table import SlotTable
+from pagewire.shared.errors import DeviceLost
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.recent_steps import StepFigures
@@ -132,9 +133,9 @@ class StepLoop:
         """
         try:
             self._run()
-        except DeviceLost:
+        except DeviceLost as error:
             self.broken = True
-            raise
+            raise DeviceLost(self._device.lost or str(error)) from error
 
     def _run(self) -> None:
         idle = True
@@ -264,7 +265,7 @@ class StepLoop:
         began = time.perf_counter()
         new = self._inbox.take(wait=True)
         if self._device.lost:
-            raise DeviceLost
+            raise DeviceLost(self._device.lost)
         if self._slots.has_work:
             self.counters.waiting_s += time.perf_counter() - began
         return new

@@ -339,6 +339,13 @@ MORE = (
         "first += 0 * tl.sum(own, 0)",
         "triton/layers/test_moe_routing.py::test_more_pairs_than_are_read_at_a_time_are_grouped",
     ),
+    Mutation(
+        "experts of a rank numbered as those of the first",
+        "triton/layers/moe_routing.py",
+        "== lowest + expert)",
+        "== expert)",
+        "triton/layers/test_moe_routing.py::test_each_rank_groups_the_pairs_of_its_experts",
+    ),
 )
 
 

@@ -15,7 +15,6 @@ from pagewire.services.executor.devices.protocol import (
     Candidates,
     Capacity,
     Device,
-    DeviceLost,
     Edits,
     Int64,
     Logprobs,
@@ -26,6 +25,7 @@ from pagewire.services.executor.steps.grammar_opener import GrammarOpener
 from pagewire.services.executor.steps.plan_inbox import PlanInbox
 from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.services.executor.steps.step_loop import StepLoop
+from pagewire.shared.errors import DeviceLost
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import StepOutput
@@ -131,7 +131,7 @@ class FakeDevice:
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
         self.failing = False
-        self.lost = False
+        self.lost = ""
         self.on_lost_calls: list[Callable[[], None]] = []
         self.recovers = False
         self.closed = False
@@ -143,7 +143,7 @@ class FakeDevice:
 
     def lose(self) -> None:
         """Makes the device lost; pending steps raise."""
-        self.lost = True
+        self.lost = "rank 1 has ended"
         for wake in self.on_lost_calls:
             wake()
 
@@ -269,7 +269,7 @@ class FakePending:
         if device.gate is not None:
             assert device.gate.acquire(timeout=PATIENCE)
         if device.lost:
-            raise DeviceLost
+            raise DeviceLost("a sum has failed")
         if device.failing:
             raise RuntimeError("the device is on fire")
         device.busy += 0.5

@@ -11,10 +11,10 @@ from typing_extensions import override
 from pagewire.services.executor.adapter_loader import AdapterLoader
 from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.targets import targets_of
-from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, LoadedAdapter
+from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.adapters.files import read_files
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import checkpoint

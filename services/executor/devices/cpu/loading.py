@@ -38,11 +38,6 @@ def load_part(
     return load_model(folder, config, dtype, packing, random, shard, collectives)
 
 
-def shard_of(settings: Settings, rank: int) -> Shard:
-    """Returns the part of the model that a rank has."""
-    return Shard(rank, settings.tensor_parallel_size, settings.enable_expert_parallel)
-
-
 def cache_dtype(settings: Settings, model: CausalLM) -> torch.dtype:
     """Returns the dtype of the KV pool."""
     return torch.int8 if settings.kv_cache_dtype == "int8" else model.embedding.dtype

@@ -127,14 +127,14 @@ class GroupedExperts(nn.Module):
 
     def __init__(self, plain: Experts) -> None:
         super().__init__()
-        self.spec, self.kind = plain.spec, plain.activation.kind
+        self.spec, self.own, self.kind = plain.spec, plain.own, plain.activation.kind
         self.gate_up, self.down = plain.gate_up, plain.down
 
     def forward(self, x: Tensor, router_logits: Tensor) -> Tensor:
-        """[T, width], [T, count] -> [T, width]."""
+        """[T, width], [T, count] -> [T, width]. Of several ranks, each returns its summand."""
         weights, chosen = choose(router_logits, self.spec.chosen, normalized=self.spec.normalized)
-        groups = group(chosen, self.spec.count)
+        groups = group(chosen, self.own)
         raised = grouped_linear(x, self.gate_up, groups, gather=True)
         active = torch.empty(len(raised), raised.shape[1] // 2, dtype=x.dtype, device=x.device)
-        gated(raised, active, self.kind)
+        gated(raised, active, self.kind, None if len(self.own) == self.spec.count else groups.places)
         return combine(grouped_linear(active, self.down, groups, gather=False), weights, groups)

@@ -61,7 +61,6 @@ def check_ranks(settings: Settings, config: dict[str, Any], gpus: int) -> None:
             f"tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus} are visible: set it to {gpus}"
         )
     for name, used in (
-        ("enable-expert-parallel", settings.enable_expert_parallel),
         ("batch-invariant", settings.batch_invariant),
         ("attention-backend flashinfer", uses_flashinfer(settings)),
     ):

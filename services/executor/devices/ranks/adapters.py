@@ -23,10 +23,10 @@ from typing_extensions import override
 
 from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.cut import cut_adapter
-from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64, LoadedAdapter, StepBatch
+from pagewire.services.executor.devices.protocol import AdapterSlots, Int64, LoadedAdapter, StepBatch
 from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.models.model import ModelCut
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 
 PACK_TIMEOUT = 120.0
 """Seconds within which a rank must have taken its part of an adapter, and as long again within which it must have

@@ -15,12 +15,12 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, Int64
+from pagewire.services.executor.devices.protocol import AdapterSlots, Int64
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Ready, Start, fingerprint_of
 from pagewire.services.executor.models.model import ModelCut
 from pagewire.services.executor.rank_processes import RankProcesses
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.process.linux_process import seconds_without_core
 from pagewire.shared.settings.config import Settings
 
@@ -63,12 +63,12 @@ class Followers(ABC):
     """All ranks other than 0.
 
     Attributes:
-        lost: whether a rank has ended or is silent, so that none goes on.
+        lost: which rank has ended or is silent, so that none goes on; empty: all are there.
     """
 
     def __init__(self, started: RankProcesses, settings: Settings, folder: Path, threads: int) -> None:
         """Tells each of the processes what to load, and on how many threads."""
-        self.lost = False
+        self.lost = ""
         self._settings, self._folder = settings, folder
         self._descriptors = started.memory, started.store
         self._started = time.monotonic()
@@ -162,7 +162,7 @@ class Followers(ABC):
         """Ends all ranks, because of one. Any thread may call it."""
         if self._closing or self.lost:
             return
-        self.lost = True
+        self.lost = f"rank {rank} {reason}"
         _log.error("rank_lost", rank=rank, process=self.processes[rank - 1], reason=reason)
         self.abort()
         for each in self._all:

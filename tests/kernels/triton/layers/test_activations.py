@@ -46,3 +46,14 @@ def test_any_shape_equals_the_reference(rows: int, size: int) -> None:
     out = poisoned(x[:, :size].contiguous())
     gated.gated(x, out, Activation.SILU)
     assert_close(out, gated_reference.reference(x, Activation.SILU), torch.float32)
+
+
+def test_rows_that_do_not_count_are_neither_read_nor_written() -> None:
+    """The interpreter would warn of an exponent of NaN or infinity."""
+    x = values(4, 2 * 30)
+    x[[0, 2]] = torch.finfo(torch.float32).min
+    out = torch.full((4, 30), 7.0, device=DEVICE)
+    rows = torch.tensor([3, -1, 1, -1], dtype=torch.int32, device=DEVICE)
+    gated.gated(x, out, Activation.SILU, rows)
+    assert_close(out[[1, 3]], gated_reference.reference(x[[1, 3]], Activation.SILU), torch.float32)
+    assert (out[[0, 2]] == 7.0).all()

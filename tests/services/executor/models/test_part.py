@@ -74,6 +74,12 @@ def test_more_ranks_than_heads_are_refused() -> None:
         load_rank(checkpoint("llama"), Shard(0, 5), without_collectives())
 
 
+def test_more_ranks_than_whole_experts_are_refused() -> None:
+    model = build_model(read_config(checkpoint("mixtral")) | {"num_local_experts": 2})
+    with pytest.raises(ConfigurationError, match=r"2 experts, too few .*-size 3: set it to at most 2"):
+        model.cut(Shard(0, 3, by_expert=True), Units()).build(without_collectives())
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ranks_with_whole_experts_compute_the_logits_of_the_whole_model(size: int, compiled: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 from pagewire.services.executor.models.registry import FAMILIES, build_model, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.models.native_families import NATIVE
 from tests.support.checkpoints import checkpoint
 
 
@@ -21,6 +22,10 @@ def refusal(name: str, **changes: Any) -> str:
         load_model(checkpoint(name), config_of(name, **changes), "auto")
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+def test_native_architectures_are_known_without_torch() -> None:
+    assert FAMILIES.keys() == NATIVE
 
 
 @pytest.mark.parametrize("named", [["GPT2ForSequenceClassification"], [], ...])

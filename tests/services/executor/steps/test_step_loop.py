@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.outputs.results import PlanRefused
 from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.steps.step_loop import sampling_record
+from pagewire.shared.errors import DeviceLost
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
@@ -297,7 +297,7 @@ def test_a_lost_device_ends_the_loop_and_no_sequence_is_named(gated: Run) -> Non
     gated.entered()
     gated.device.lose()
     gated.device.allow()
-    with pytest.raises(DeviceLost):
+    with pytest.raises(DeviceLost, match="rank 1 has ended"):
         gated.ended.result(PATIENCE)
     assert gated.loop.broken
     assert gated.results.empty()
@@ -305,7 +305,7 @@ def test_a_lost_device_ends_the_loop_and_no_sequence_is_named(gated: Run) -> Non
 
 def test_a_device_that_is_lost_without_a_step_ends_the_loop(run: Run) -> None:
     run.device.lose()
-    with pytest.raises(DeviceLost):
+    with pytest.raises(DeviceLost, match="rank 1 has ended"):
         run.ended.result(PATIENCE)
     assert run.loop.broken
 

@@ -38,7 +38,7 @@ class RankedCpuDevice(CpuDevice):
 
     @property
     @override
-    def lost(self) -> bool:
+    def lost(self) -> str:
         return self._followers.lost
 
     @override

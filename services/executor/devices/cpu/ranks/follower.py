@@ -17,12 +17,19 @@ from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
 from pagewire.services.executor.devices.cpu.cores import use_shared_niceness
-from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part, shard_of
+from pagewire.services.executor.devices.cpu.loading import cache_dtype, load_part
 from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, CallSizes, SharedCalls
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Sizes, Start, fingerprint_of
+from pagewire.services.executor.devices.ranks.startup import (
+    Connection,
+    Loaded,
+    Sizes,
+    Start,
+    fingerprint_of,
+    shard_of,
+)
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import is_native
 from pagewire.shared.errors import ConfigurationError

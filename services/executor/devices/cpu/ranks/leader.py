@@ -13,9 +13,10 @@ from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
 from pagewire.services.executor.devices.cpu.compiled_model import CompiledAttention
 from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, SharedCalls
-from pagewire.services.executor.devices.protocol import Capacity, DeviceLost, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
+from pagewire.shared.errors import DeviceLost
 
 
 class LeadingLM(CausalLM):
@@ -50,7 +51,7 @@ class LeadingLM(CausalLM):
             self._calls.forward(attend.step, self._kernels.threads, self._numbers(attend.step))
             return self.model.forward(token_ids, positions, attend)
         except RanksAborted as error:
-            raise DeviceLost from error
+            raise DeviceLost("another rank is lost") from error
 
     def _numbers(self, step: StepBatch) -> Int64 | None:
         """Returns the numbers of the adapters of a step's rows. The other ranks forget those that no step names now."""
@@ -70,7 +71,7 @@ class LeadingLM(CausalLM):
                 self._calls.head(Call.LOGITS, rows, self._kernels.threads)
                 parts.append(self.model.logits(rows))
         except RanksAborted as error:
-            raise DeviceLost from error
+            raise DeviceLost("another rank is lost") from error
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole if out is None else out.copy_(whole)
 
@@ -86,7 +87,7 @@ class LeadingLM(CausalLM):
                 assert ids is not None
                 parts.append(ids)
         except RanksAborted as error:
-            raise DeviceLost from error
+            raise DeviceLost("another rank is lost") from error
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -114,5 +115,5 @@ class LeadingBackend(CompiledBackend):
             try:
                 self._calls.copy(np.array(sources[some], np.int64), np.array(targets[some], np.int64))
             except RanksAborted as error:
-                raise DeviceLost from error
+                raise DeviceLost("another rank is lost") from error
         super().copy(sources, targets)

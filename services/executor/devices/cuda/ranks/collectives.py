@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.models.shard import Collectives
+from pagewire.shared.errors import DeviceLost
 
 DISCONNECT_TIMEOUT = 2.0
 """Seconds within which NCCL must free its communicator. It may wait for ranks that are gone."""

@@ -9,9 +9,10 @@ from typing_extensions import override
 
 from pagewire.services.executor.devices.cuda.device import MASK_THREADS
 from pagewire.services.executor.devices.masks import Masks
-from pagewire.services.executor.devices.protocol import Capacity, DeviceLost, Edits, Int64
+from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
 from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
+from pagewire.shared.errors import DeviceLost
 
 MASKS = "masks"
 """Name of the message between the forward and the sampling of a step whose rows have grammars."""

@@ -21,12 +21,18 @@ from pagewire.services.executor.devices.cuda.ranks.collectives import TorchColle
 from pagewire.services.executor.devices.cuda.ranks.device_calls import FollowingMasks, next_call, with_grammar
 from pagewire.services.executor.devices.cuda.ranks.shared_page import SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.protocol import DeviceLost
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import Connect, Connection, Loaded, Sizes, Start, fingerprint_of
-from pagewire.services.executor.models.shard import Shard
-from pagewire.shared.errors import ConfigurationError
+from pagewire.services.executor.devices.ranks.startup import (
+    Connect,
+    Connection,
+    Loaded,
+    Sizes,
+    Start,
+    fingerprint_of,
+    shard_of,
+)
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 
 _log = structlog.get_logger()
@@ -52,7 +58,7 @@ def _compute(connection: Connection, start: Start) -> None:
     runtime = CudaRuntime(rank)
     collectives = TorchCollectives(rank, size, start.store, runtime.device)
     try:
-        part = CudaPart.load(settings, folder, read_config(folder), runtime, Shard(rank, size), collectives)
+        part = CudaPart.load(settings, folder, read_config(folder), runtime, shard_of(settings, rank), collectives)
     except ConfigurationError as error:
         connection.send(Loaded(refusal=str(error)))
         return

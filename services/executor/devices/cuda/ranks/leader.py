@@ -18,11 +18,11 @@ from pagewire.services.executor.devices.cuda.ranks.collectives import TorchColle
 from pagewire.services.executor.devices.cuda.ranks.device_calls import DeviceCalls, LeadingMasks, without_grammar
 from pagewire.services.executor.devices.cuda.ranks.shared_page import PAGE, SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Device, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.followers import Followers
-from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes
-from pagewire.services.executor.models.shard import Shard
+from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes, shard_of
+from pagewire.shared.errors import DeviceLost
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import Settings
 
@@ -69,7 +69,7 @@ class CudaFollowers(Followers):
         if not self.lost and (rank := self.page.differing_rank()) is not None:
             self.lose(rank, "has sampled other tokens")
         if self.lost:
-            raise DeviceLost
+            raise DeviceLost(self.lost)
 
     @override
     def close(self) -> None:
@@ -103,7 +103,7 @@ class RankedCudaDevice(Device):
 
     @property
     @override
-    def lost(self) -> bool:
+    def lost(self) -> str:
         return self._followers.lost
 
     @override
@@ -162,8 +162,7 @@ def open_ranks(settings: Settings, folder: Path, config: dict[str, Any]) -> Rank
     runtime = CudaRuntime()
     followers = CudaFollowers(settings, folder, runtime)
     try:
-        shard = Shard(0, settings.tensor_parallel_size)
-        part = CudaPart.load(settings, folder, config, runtime, shard, followers.collectives)
+        part = CudaPart.load(settings, folder, config, runtime, shard_of(settings, 0), followers.collectives)
         part = part.with_draft_model()
         followers.await_loaded()
         followers.watch(followers.page.heartbeats)

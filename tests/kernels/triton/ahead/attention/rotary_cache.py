@@ -18,6 +18,7 @@ def configurations() -> list[Configuration]:
         ("qwen3-14b", Rotary(40, 8, 128, 128), "bf16", "bf16", True),
         ("qwen3-0.6b", Rotary(16, 8, 128, 128), "bf16", "bf16", True),
         ("qwen3-30b-a3b", Rotary(32, 4, 128, 128), "bf16", "bf16", True),
+        ("qwen3-30b-a3b on 2 GPUs", Rotary(16, 2, 128, 128), "bf16", "bf16", True),
         ("qwen1.5-moe-a2.7b", Rotary(16, 16, 128, 128), "bf16", "bf16", False),
         ("phi-2", Rotary(32, 32, 80, 32), "bf16", "bf16", False),
         ("opt-125m", Rotary(12, 12, 64, 0), "bf16", "bf16", False),

@@ -13,12 +13,15 @@ def configurations() -> list[Configuration]:
         (9216, "bf16", Activation.GELU_TANH),
         (9216, "bf16", Activation.GELU),
     ]
-    return [
+    every = [
         Configuration(
             f"{size} {dtype} {kind.name.lower()}",
             gated_kernel,
             {"out": dtype, "x": dtype},
-            {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind)},
+            {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind), "rows": None},
         )
         for size, dtype, kind in variants
     ]
+    sizes = {"SIZE": 768, "BLOCK": BLOCK, "ACTIVATION": int(Activation.SILU)}
+    tensors = {"out": "bf16", "x": "bf16", "rows": "i32"}
+    return [*every, Configuration("768 bf16 silu, experts of one of 2 GPUs", gated_kernel, tensors, sizes)]

@@ -40,7 +40,7 @@ from pagewire.services.executor.devices.cuda.runtime import Moment
 from pagewire.services.executor.devices.defaults import DRAFT_MODEL_TOKENS
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
-from pagewire.services.executor.models.shard import Collectives, Shard, Units
+from pagewire.services.executor.models.shard import ALONE, Collectives, Shard, Units
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.drafter import DraftRow, NewSequence
 from pagewire.shared.sampling_parameters import record
@@ -287,14 +287,14 @@ def device_of(
     cached: torch.dtype | None,
     backend: str,
     max_loras: int,
-    ranks: int,
+    shard: Shard,
     collectives: Collectives,
 ) -> CudaDevice:
-    """Returns the device of a model in bf16, with nothing captured; of several ranks, that of the first."""
+    """Returns the device of a rank's part of a model in bf16, with nothing captured."""
     plain = build_model(config)
     targets = targets_of(plain)
-    if ranks > 1:
-        part = plain.cut(Shard(0, ranks), Units())
+    if not shard.alone:
+        part = plain.cut(shard, Units())
         with torch.device("meta"):
             plain = part.build(collectives)
         plain.part = part
@@ -410,14 +410,14 @@ def observe(
     cached: torch.dtype | None = None,
     backend: str = "triton",
     max_loras: int = 0,
-    ranks: int = 1,
+    shard: Shard = ALONE,
     draft_model: dict[str, Any] | None = None,
 ) -> Findings:
-    """Opens the model on a GPU, and the `draft_model` if there is one, captures their graphs and runs steps."""
+    """Opens a part of the model on a GPU, and the `draft_model` if there is one, captures graphs and runs steps."""
     driver = FakeDriver(arch, compiles=compiles)
     runtime, collectives = FakeRuntime(driver), CountedCollectives(driver)
     with active(driver):
-        device = device_of(config, runtime, cached, backend, max_loras, ranks, collectives)
+        device = device_of(config, runtime, cached, backend, max_loras, shard, collectives)
         small = None if draft_model is None else draft_model_of(draft_model, runtime)
         with Operations(runtime.pinned_storages) as captured:
             device.capture()
@@ -463,6 +463,7 @@ def main() -> None:
     parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
     parser.add_argument("--adapters", type=int, default=0, help="the most adapters of a step")
     parser.add_argument("--ranks", type=int, default=1, help="GPUs that share the model")
+    parser.add_argument("--whole-experts", action="store_true", help="a rank has whole experts, not a part of each")
     parser.add_argument("--draft-model", choices=MODELS, help="the model that drafts; by default none does")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     options = parser.parse_args()
@@ -476,7 +477,7 @@ def main() -> None:
         cached=cached,
         backend=options.attention,
         max_loras=options.adapters,
-        ranks=options.ranks,
+        shard=Shard(0, options.ranks, options.whole_experts),
         draft_model=MODELS[options.draft_model] | {"num_hidden_layers": LAYERS} if options.draft_model else None,
     )
     for bucket, launches in observations.launches.items():

@@ -148,6 +148,16 @@ def test_experts_launch_the_expected_kernels_and_compile_nothing(model: str, arc
     check_launches(observations, routing | {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
 
 
+def test_a_rank_with_whole_experts_launches_what_one_with_all_of_them_does() -> None:
+    """And its collectives: the sum behind a dense layer adds up the routed outputs."""
+    observations = observed("--model", "qwen3-30b-a3b", "--ranks", "2", "--whole-experts")
+    check(observations, more=VOCABULARY)
+    routing = dict.fromkeys(("choose_kernel", "group_kernel", "combine_kernel"), 1)
+    layer = routing | {"grouped_linear_kernel": 2, "gated_kernel": 1, "all_reduce": 2}
+    check_launches(observations, layer, {"all_reduce": 1, "all_gather": 1})
+    assert observations["decode_collectives"] == 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("arch", PARTS)
 def test_the_kernels_compiled_for_a_gpu_fit_it(arch: int) -> None:

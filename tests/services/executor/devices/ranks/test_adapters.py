@@ -15,13 +15,13 @@ from typing_extensions import override
 from pagewire.kernels.low_rank import LowRank
 from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.targets import Targets, targets_of
-from pagewire.services.executor.devices.protocol import AdapterSlots, DeviceLost, LoadedAdapter, StepBatch
+from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter, StepBatch
 from pagewire.services.executor.devices.ranks import adapters as ranks_adapters
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters, LeadingAdapters, RankedAdapter
 from pagewire.services.executor.devices.ranks.startup import Connection
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.models.shard import Shard, Units
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 

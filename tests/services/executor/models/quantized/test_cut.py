@@ -56,13 +56,13 @@ def wide(folder: Path) -> Path:
     return folder
 
 
-def check_parts(folder: Path, size: int) -> None:
+def check_parts(folder: Path, size: int, *, by_expert: bool = False) -> None:
     """Each rank's parameters are its part of the whole model's."""
     config = read_config(folder)
     expected = dict(load_model(folder, config, "float32").named_parameters())
     whole = build_model(config)
     for rank in range(size):
-        shard = Shard(rank, size)
+        shard = Shard(rank, size, by_expert)
         with open_tensors(folder, read_quantization(folder, config), dict(places_of(whole)).keys()) as source:
             cut = find_cut(whole, source, None, shard)
         part = load_rank(folder, shard, without_collectives())
@@ -89,6 +89,11 @@ def test_a_rank_has_its_part_of_quantized_weights(name: str, tmp_path: Path) -> 
     folder = write(wide(tmp_path / "source"), tmp_path, METHODS[name]())
     for size in (2, 3):
         check_parts(folder, size)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed int4", "int8 channel"])
+def test_a_rank_has_whole_experts_of_a_quantized_mixture(name: str, tmp_path: Path) -> None:
+    check_parts(write(checkpoint("olmoe"), tmp_path, METHODS[name]()), 2, by_expert=True)
 
 
 @pytest.mark.parametrize("name", ["gptq asymmetric", "gptq desc_act", "awq", "packed int4", "int8 channel"])

@@ -16,10 +16,10 @@ import pytest
 
 from pagewire.services.executor import rank_processes
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.protocol import Device, DeviceLost, Edits, PendingStep, StepBatch
+from pagewire.services.executor.devices.protocol import Device, Edits, PendingStep, StepBatch
 from pagewire.services.executor.devices.ranks import followers
 from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.sampling_parameters import Record, record
 from pagewire.shared.settings.config import load
 from tests.support.checkpoints import VOCABULARY, checkpoint
@@ -165,8 +165,10 @@ def test_appended_blocks_are_known_to_every_rank(devices: list[Device]) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_is_noticed_without_a_step(fault: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(signal.SIGKILL, "rank 1 has ended"), (signal.SIGSTOP, "rank 1 is silent")]
+)
+def test_a_lost_rank_is_noticed_without_a_step(fault: signal.Signals, reason: str) -> None:
     with closing(opened(2)) as device:
         lost, processes = threading.Event(), device._followers.processes  # type: ignore[attr-defined]
         device.on_lost(lost.set)
@@ -174,7 +176,7 @@ def test_a_lost_rank_is_noticed_without_a_step(fault: signal.Signals) -> None:
         step(device, (0, 0, text(0, 9), True))
         os.kill(processes[0], fault)
         assert lost.wait(PATIENCE)
-        assert device.lost
+        assert device.lost == reason
         late = threading.Event()
         device.on_lost(late.set)
         assert late.is_set()

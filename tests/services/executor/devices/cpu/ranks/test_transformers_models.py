@@ -13,8 +13,8 @@ import pytest
 from transformers import PretrainedConfig
 
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.protocol import Device, DeviceLost
-from pagewire.shared.errors import ConfigurationError
+from pagewire.services.executor.devices.protocol import Device
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.settings.config import load
 from tests.families.sweep import architecture_of, save
 from tests.families.tiny import VOCABULARY, tiny_config

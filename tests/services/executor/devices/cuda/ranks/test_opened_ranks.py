@@ -15,10 +15,10 @@ import torch
 
 from pagewire.services.executor import rank_processes
 from pagewire.services.executor.devices.cuda.ranks import leader
-from pagewire.services.executor.devices.protocol import Device, DeviceLost
+from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.devices.ranks import followers
 from pagewire.services.executor.devices.ranks.startup import Fingerprint, fingerprint_of
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, DeviceLost
 from tests.services.executor.devices.cuda import test_drafts as drafts
 from tests.services.executor.devices.cuda import test_grammar as grammar
 from tests.services.executor.devices.cuda.ranks.several_gpus import PROMPT, opened, texts
@@ -40,6 +40,18 @@ def test_tokens_of_each_family_equal_one_ranks(name: str, ranks: int) -> None:
     one = cpu_device(name)
     expected = Host(one, seed=1, preempt=0).run(texts(2, 20, 3))
     with closing(opened(name, ranks, one.capacity.num_blocks)) as ranked:
+        assert Host(ranked, seed=2, preempt=0.15).run(texts(2, 20, 3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("qwen2-moe", 2), *(pytest.param(*case, marks=pytest.mark.full) for case in (("mixtral", 2), ("qwen2-moe", 3)))],
+)
+def test_ranks_with_whole_experts_give_the_tokens_of_one(name: str, ranks: int) -> None:
+    """Three ranks have 3, 3 and 2 of 8 experts. A shared one is cut as a dense layer."""
+    one = cpu_device(name)
+    expected = Host(one, seed=1, preempt=0).run(texts(2, 20, 3))
+    with closing(opened(name, ranks, one.capacity.num_blocks, enable_expert_parallel=True)) as ranked:
         assert Host(ranked, seed=2, preempt=0.15).run(texts(2, 20, 3)) == expected
 
 
@@ -66,7 +78,6 @@ def test_more_ranks_than_gpus_are_refused_with_the_count() -> None:
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("mixtral", {"enable_expert_parallel": True}),
         ("llama", {"batch_invariant": True}),
         ("gpt-oss", {}),
     ],
