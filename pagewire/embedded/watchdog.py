@@ -42,7 +42,7 @@ class Programs(Protocol):
         """Called when a program's heartbeat says that it drains."""
 
     def seconds_without_core(self, name: str) -> float:
-        """Returns for how many seconds a program has waited for a core since it started."""
+        """Returns for how many seconds the threads of a program have waited for a core since it started."""
 
     def cpu_seconds(self, name: str) -> float:
         """Returns for how many seconds a program has computed since it started."""
@@ -54,8 +54,15 @@ class _LastBeat(NamedTuple):
     beat: Heartbeat
     at: float
     """When it arrived, on the monotonic clock."""
-    core_wait: float
-    """Seconds that the program had waited for a core by then."""
+
+
+class _CoreWait(NamedTuple):
+    """How long a silent program has waited for a core."""
+
+    total: float
+    """Seconds since the program started, for all its threads together, as of the last check."""
+    seconds: float
+    """Seconds of its silence in which threads have waited, from the second check on."""
 
 
 class _Computing(NamedTuple):
@@ -70,10 +77,11 @@ class _Computing(NamedTuple):
 class Watchdog:
     """Kills a service that has been silent for `SILENCE` seconds and does not answer a ping.
 
-    The time in which a service waits for a core is no silence: a service that computes on a starved machine lives,
-    and so that others know it, its last heartbeat is sent again in its place. Nor is a service silent that is not ready
-    and computes: it may read a large vocabulary in one call that lets no other thread run. A service without a
-    connection has `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not connect again.
+    The time in which a thread of a service waits for a core is no silence: a service that computes on a starved machine
+    lives, and so that others know it, its last heartbeat is sent again in its place. All threads count, since the one
+    that sends heartbeats may wait for a lock of another one, such as the interpreter's. Nor is a service silent that is
+    not ready and computes: it may read a large vocabulary in one call that lets no other thread run. A service without
+    a connection has `RECONNECT_TIMEOUT` seconds: when the broker restarts, a frozen service does not connect again.
 
     Args:
         bus: a connection with the rights of a client.
@@ -87,8 +95,8 @@ class Watchdog:
         self._peers = Peers(bus)
         self._last_beats: dict[str, _LastBeat] = {}
         """By instance; a heartbeat that is sent in the place of an instance does not count."""
-        self._core_waits: dict[str, float] = {}
-        """By program: the seconds for which it had waited for a core at the last check."""
+        self._core_waits: dict[str, _CoreWait] = {}
+        """Waits of the silent programs for a core, by instance."""
         self._computing: dict[str, _Computing] = {}
         """Progress of the programs that are not ready, by instance."""
         self._connected_at = time.monotonic()
@@ -145,13 +153,18 @@ class Watchdog:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             before, checked_at = checked_at, time.monotonic()
+            waits, self._core_waits = self._core_waits, {}
             for name, instance in self._programs.instances.items():
-                last, core_wait = self._last(name), self._programs.seconds_without_core(name)
-                is_starved = core_wait - self._core_waits.get(name, core_wait) > STARVED_SHARE * (checked_at - before)
-                self._core_waits[name] = core_wait
-                silence = checked_at - last.at if last is not None else 0.0
-                if last is not None and is_starved and silence > CHECK_INTERVAL and self._silence(name) <= SILENCE:
-                    _log.info("service_starved", program=name, instance=instance, silent_s=round(silence, 1))
+                last = self._last(name)
+                if last is None or checked_at - last.at <= CHECK_INTERVAL:
+                    continue
+                total = self._programs.seconds_without_core(name)
+                wait = waits.get(instance, _CoreWait(total, 0.0))
+                waited = min(max(0.0, total - wait.total), checked_at - before)  # threads wait side by side, and end
+                self._core_waits[instance] = _CoreWait(total, wait.seconds + waited)
+                if waited > STARVED_SHARE * (checked_at - before) and self._silence(name) <= SILENCE:
+                    silence = round(checked_at - last.at, 1)
+                    _log.info("service_starved", program=name, instance=instance, silent_s=silence)
                     self._repeat(last.beat)
 
     async def _observe_progress(self) -> None:
@@ -185,7 +198,8 @@ class Watchdog:
             last = self._last_beats.get(instance)
             if beat is None or (last is not None and last.beat is beat):
                 continue
-            self._last_beats[instance] = _LastBeat(beat, time.monotonic(), self._programs.seconds_without_core(name))
+            self._last_beats[instance] = _LastBeat(beat, time.monotonic())
+            self._core_waits.pop(instance, None)
             if beat.draining:
                 self._programs.replace(name, instance)
 
@@ -200,10 +214,8 @@ class Watchdog:
             return 0.0
         progress = self._computing.get(last.beat.instance)
         since = max(last.at, progress.at) if progress is not None else last.at
-        silence = time.monotonic() - since
-        if silence <= SILENCE:  # then it does not matter how much of it was a wait for a core
-            return silence
-        return silence - max(0.0, self._programs.seconds_without_core(name) - last.core_wait)
+        wait = self._core_waits.get(last.beat.instance)
+        return time.monotonic() - since - (wait.seconds if wait is not None else 0.0)
 
     async def _is_frozen(self, name: str) -> bool:
         """Returns whether a program neither sends heartbeats nor answers a ping.
@@ -214,6 +226,7 @@ class Watchdog:
         if last is None or self._silence(name) <= SILENCE:
             return False
         connection = self._bus.reconnections
+        asked_at, core_wait = time.monotonic(), self._programs.seconds_without_core(name)
         subject = f"$SRV.PING.pagewire-{last.beat.service}.{last.beat.instance}"
         try:
             await self._bus.request(subject, b"", timeout=PING_TIMEOUT)
@@ -221,6 +234,9 @@ class Watchdog:
             without_connection = min(self._silence(name), time.monotonic() - self._connected_at)
             return without_connection > RECONNECT_TIMEOUT and self._last(name) is last
         except RequestTimeout:
+            starved = self._programs.seconds_without_core(name) - core_wait
+            if starved > STARVED_SHARE * (time.monotonic() - asked_at):
+                return False
             connected = await self._is_connected() and self._bus.reconnections == connection  # the ping was not lost
             return connected and self._last(name) is last
         except BusError:

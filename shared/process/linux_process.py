@@ -126,15 +126,20 @@ def children(process: int) -> list[int]:
 
 
 def seconds_without_core(process: int) -> float:
-    """Returns how long the main thread of a process has waited for a core, in seconds since the thread began.
+    """Returns how long the threads of a process have waited for a core, in seconds since each began, added up.
 
     A thread waits while it could run and others have the cores, or while its cgroup has used up its share. The number
     does not grow while the process is stopped or waits for anything else. Where Linux does not count, it is 0.
     """
     try:
-        return int(_fields(process, "schedstat")[1]) / 1e9
+        threads = os.listdir(f"/proc/{process}/task")
     except OSError:
         return 0.0
+    waited = 0
+    for thread in threads:
+        with suppress(OSError):  # the thread has ended
+            waited += int(_fields(process, f"task/{thread}/schedstat")[1])
+    return waited / 1e9
 
 
 def cpu_seconds(process: int) -> float:
@@ -150,7 +155,7 @@ def cpu_seconds(process: int) -> float:
 def _fields(process: int, file: str) -> list[bytes]:
     """Returns the fields of a file of a process; of `stat`, those after the name of the program.
 
-    Read without a buffer and without decoding: the watchdog does so 20 times a second.
+    Read without a buffer and without decoding: the watchdog does so ten times a second.
     """
     with open(f"/proc/{process}/{file}", "rb", buffering=0) as lines:
         return lines.read().rpartition(b")")[2].split()

@@ -27,16 +27,22 @@ def test_a_sandbox_may_refuse_batch_scheduling(monkeypatch: pytest.MonkeyPatch, 
     assert policies == [os.SCHED_BATCH]
 
 
+SPIN = "while True: pass"
+SPIN_BESIDE_MAIN = f"import threading; threading.Thread(target=exec, args=['{SPIN}']).start()"
+"""The main thread waits for the one that computes."""
+
+
 @pytest.mark.anyio
-async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not() -> None:
+@pytest.mark.parametrize("program", [SPIN, SPIN_BESIDE_MAIN])
+async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not(program: str) -> None:
     core = min(os.sched_getaffinity(0))
-    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\n{program}"
     processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", spin) for _ in range(2)]
     starved = processes[0].pid
     try:
         await until(lambda: seconds_without_core(starved) > 0.2)
         os.kill(starved, signal.SIGSTOP)
-        await until(lambda: Path(f"/proc/{starved}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        await until(lambda: {_state(file) for file in Path(f"/proc/{starved}/task").glob("*/stat")} == {"T"})
         waited, computed = seconds_without_core(starved), cpu_seconds(starved)
         assert computed > 0
         await asyncio.sleep(0.3)
@@ -46,3 +52,8 @@ async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not() -> N
             process.kill()
             await process.wait()
     assert (seconds_without_core(starved), cpu_seconds(starved)) == (0, 0), "it has ended"
+
+
+def _state(stat: Path) -> str:
+    """The state of a thread, of its file `stat`."""
+    return stat.read_text().rpartition(")")[2].split()[0]

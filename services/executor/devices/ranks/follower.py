@@ -1,6 +1,5 @@
 """The process of a rank other than 0: it is told what to load, shows that it lives, and ends with rank 0."""
 
-import os
 import signal
 import socket
 import sys
@@ -35,9 +34,8 @@ def run_rank(follow: Callable[[Connection, Start], None]) -> None:
 
 def say_ready(connection: Connection, heartbeats: Int64, rank: int) -> None:
     """Tells rank 0 that this one is ready, and shows from now on that the process is not stopped, until it ends."""
-    thread = threading.Thread(target=_count_heartbeats, args=(heartbeats, rank), daemon=True)
-    thread.start()
-    connection.send(Ready(thread.native_id or os.getpid()))
+    threading.Thread(target=_count_heartbeats, args=(heartbeats, rank), daemon=True).start()
+    connection.send(Ready())
 
 
 def _count_heartbeats(heartbeats: Int64, rank: int) -> None:

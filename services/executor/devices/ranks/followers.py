@@ -49,12 +49,12 @@ class _Follower:
     connection: Connection
     adapters: Connection
     """The connection over which it gets its parts of adapters."""
-    thread: int = 0
-    """Id of the thread that counts heartbeats; 0: the rank is not ready yet."""
+    ready: bool = False
+    """Whether it counts heartbeats."""
     heartbeats: int = 0
     """Heartbeats so far, at the last check."""
     core_wait: float = 0.0
-    """Seconds for which the thread has waited for a core, at the last check."""
+    """Seconds for which its threads had waited for a core, at the last check."""
     silent: float = 0.0
     """Seconds without a heartbeat."""
 
@@ -123,9 +123,9 @@ class Followers(ABC):
         Raises:
             DeviceLost: a rank has ended, or does not arrive in time.
         """
-        for follower, ready in self._receive(Ready):
-            follower.core_wait = seconds_without_core(ready.heartbeat_thread)
-            follower.thread = ready.heartbeat_thread
+        for follower, _ in self._receive(Ready):
+            follower.core_wait = seconds_without_core(follower.process.pid)
+            follower.ready = True
 
     def receive(self, kind: type[T]) -> list[T]:
         """Waits for a message of each rank.
@@ -220,13 +220,13 @@ class Followers(ABC):
             for follower in self._all:
                 if follower.connection.fileno() in ended:
                     self.lose(follower.rank, "has ended")
-                elif follower.thread and self._silence(follower, int(heartbeats[follower.rank]), elapsed) > SILENCE:
+                elif follower.ready and self._silence(follower, int(heartbeats[follower.rank]), elapsed) > SILENCE:
                     self.lose(follower.rank, "is silent")
 
     def _silence(self, follower: _Follower, heartbeats: int, elapsed: float) -> float:
-        """Returns for how many seconds a rank has been silent though it did not wait for a core."""
-        core_wait = seconds_without_core(follower.thread)
-        starved, follower.core_wait = core_wait - follower.core_wait, core_wait
+        """Returns for how many seconds a rank has been silent though none of its threads waited for a core."""
+        core_wait = seconds_without_core(follower.process.pid)
+        starved, follower.core_wait = max(0.0, core_wait - follower.core_wait), core_wait
         follower.silent = 0.0 if heartbeats != follower.heartbeats else follower.silent + max(0.0, elapsed - starved)
         follower.heartbeats = heartbeats
         return follower.silent

@@ -79,10 +79,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Says that a rank waits for calls."""
-
-    heartbeat_thread: int
-    """Id of the thread that counts the rank's heartbeats."""
+    """Says that a rank waits for calls, and counts heartbeats."""
 
 
 class Connection:
