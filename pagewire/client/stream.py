@@ -22,6 +22,7 @@ from pagewire.shared.errors import (
     MessageTooLarge,
     ModelNotFound,
     NoResponders,
+    Overloaded,
     PagewireError,
     PayloadTooLarge,
     Unavailable,
@@ -317,9 +318,10 @@ class Stream:
 
     def _on_error(self, frame: ErrorFrame, *, refused: bool) -> None:
         """Ends the stream. A request that was accepted goes on although its repetition is refused for now."""
+        error = frames.error_of(frame)
         accepted = self._accepted or not self._sent["stream"]  # without a stream, nothing says that it is accepted
-        if not (refused and frame.retryable and self._sent_again and accepted):
-            self._end(frames.error_of(frame))
+        if not (refused and isinstance(error, Overloaded | Unavailable) and self._sent_again and accepted):
+            self._end(error)
 
     def _on_empty(self, message: Message) -> None:
         """Handles the end of a stream whose final frame was lost, and the broker's notice of no responders."""

@@ -241,7 +241,7 @@ class Streams:
     def abort(self, stream: Stream, error: RequestError, reason: AbortReason = AbortReason.CANCELLED) -> None:
         """Ends a stream with an error, unless it was over before. The scheduler is told `reason`."""
         if stream.state is StreamState.OPEN:
-            stream.error = error
+            stream.error, stream.refused = error, not stream.accepted
             self._abort_sequences(stream, reason)
             self._finish(stream)
 

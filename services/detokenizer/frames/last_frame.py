@@ -15,6 +15,7 @@ from pagewire.shared.messages.client import (
     Result,
     Usage,
 )
+from pagewire.shared.messages.client_headers import REFUSED
 from pagewire.shared.messages.done import ReportedLogprobs
 
 
@@ -39,7 +40,8 @@ def last_frame(stream: Stream, encoding: int, spell: Spell, *, streaming: bool) 
     """Returns the bytes and the headers of the last frame of a stream, or of the only reply without one."""
     if stream.error is not None:
         frame = error_frame(stream.error, stream.public_id, stream.tokens)
-        return encode_frame(frame, encoding), error_headers(stream.error)
+        refused = {REFUSED: "1"} if stream.refused else {}
+        return encode_frame(frame, encoding), error_headers(stream.error) | refused
     returned, metrics = stream.returned, stream.times.metrics()
     metrics.speculative_decoding = stream.drafts.metrics()
     tokens = sum(len(completion.tokens) for completion in returned)

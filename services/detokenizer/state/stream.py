@@ -98,6 +98,8 @@ class Stream:
     num_prompts: int = 1
     hides_logprobs: bool = False
     """Whether log-probabilities of tokens are reported only to find the best completions."""
+    refused: bool = False
+    """Whether an error has ended the request before it was accepted here. It may run elsewhere, sent before."""
     abandoned: bool = False
     """Whether the request was cancelled because no client was there to read it."""
     times: Times = field(default_factory=lambda: Times(0.0))

@@ -13,6 +13,7 @@ from pagewire.shared.messages import pack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.client import Accepted, ChatFormat, FinalChoice
+from pagewire.shared.messages.client_headers import REFUSED
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Reader, finish_hello, ids, rig
@@ -195,6 +196,18 @@ async def test_an_abort_ends_the_stream_with_its_error(folder: Path) -> None:
         assert (error.code, error.message, error.retryable) == (503, "the queue is away", True)
         await until(lambda: reader.over)
         await world.abort("never-heard-of", "unavailable", "x")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_an_error_ends_only_a_request_that_was_accepted_here(folder: Path, stored: bool) -> None:
+    """Else it may run elsewhere, where an earlier attempt has brought it."""
+    async with rig(folder) as world:
+        reader = await world.reader()
+        await world.open_for(reader, stored=stored)
+        await world.abort("r1", "unavailable", "the queue is away")
+        await reader.error()
+        await until(lambda: reader.over)
+        assert (REFUSED in reader.messages[-2].headers) is not stored
 
 
 async def test_a_stopping_service_ends_no_stream_that_another_one_continues(folder: Path) -> None:
