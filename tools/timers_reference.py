@@ -117,6 +117,7 @@ KINDS = (
         "The question is sent again, or put to another instance, for as long as the request has time. A late answer "
         "to an earlier question does no harm, since questions and answers are numbered or identified.",
         {
+            "pagewire/client/directory.py": ("LIST_TIMEOUT",),
             "pagewire/client/stream.py": ("FRAME_TIMEOUT", "RESULT_TIMEOUT", "SAME_ABSENCE"),
             "services/detokenizer/abort_notifier.py": ("ABORT_TIMEOUT", "ABSENCE"),
             "services/detokenizer/adopter.py": ("OBJECTION_TIME", "PING_TIMEOUT"),

@@ -23,6 +23,8 @@ TIMEOUTS = (2.0, 5.0, 8.0)
 machine waits for a core."""
 FRESH_FOR = 3.0
 """Seconds for which the models that were served answer which one is the only one."""
+LIST_TIMEOUT = 1.0
+"""Seconds that a request waits for the list, where an older one names the only model."""
 _SILENCE = "no tokenizer answers: is the stack running? `pagewire status` shows it"
 _models = msgspec.json.Decoder(ModelList)
 
@@ -102,8 +104,9 @@ class Directory:
         elif self._is_stale:
             async with self._listing:
                 if self._is_stale:
-                    with suppress(Unavailable):  # the tokenizer may be restarting
-                        await self.models()
+                    with suppress(Unavailable, TimeoutError):  # the tokenizer may be restarting
+                        async with asyncio.timeout(LIST_TIMEOUT):
+                            await self.models()
                     self._listed_at = time.monotonic()
         if len(self._names) != 1:
             raise InvalidRequest(f"name a model: this stack serves {', '.join(self._names)}")

@@ -11,6 +11,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import InvalidRequest, Unavailable
 from pagewire.shared.messages.client import ModelInfo
 from tests.support.responder import MODEL, Responder
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +21,7 @@ class Late(Responder):
 
     def __init__(self, bus: MemoryBus, lost: int) -> None:
         super().__init__(bus)
-        self._lost = lost
+        self.lost = lost
         self.listings = 0
 
     def _models(self, message: Message) -> None:
@@ -33,8 +34,8 @@ class Late(Responder):
             super()._tokenize(message)
 
     def _loses(self) -> bool:
-        self._lost -= 1
-        return self._lost >= 0
+        self.lost -= 1
+        return self.lost >= 0
 
 
 async def client_of(lost: int) -> AsyncClient:
@@ -93,6 +94,18 @@ async def test_nobody_has_to_list_the_models_for_a_request_to_find_the_only_one(
     tokenizer.models.append(ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1"))
     with pytest.raises(InvalidRequest, match="name a model"):
         await served.resolve("")
+
+
+async def test_a_request_does_not_wait_long_for_another_list_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(directory, "LIST_TIMEOUT", 0.01)
+    monkeypatch.setattr(directory, "TIMEOUTS", (PATIENCE,))
+    broker = MemoryBroker()
+    tokenizer = await Late(MemoryBus(broker), lost=0).start()
+    served = Directory(MemoryBus(broker, inbox_prefix="_INBOX"))
+    assert await served.resolve("") == MODEL
+    tokenizer.lost = 1
+    assert await served.resolve("") == MODEL
 
 
 async def test_many_requests_share_a_list_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
