@@ -57,7 +57,7 @@ async def test_a_request_over_http_has_the_deadline_of_the_gateway() -> None:
 
 
 async def test_a_request_without_an_end_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "HTTP_DEADLINE", 0.1)
+    monkeypatch.setattr(readers, "TIMEOUT_MS", 100)
     assert (await read(deadline=0.1, delay=None)).hung
 
 
