@@ -266,7 +266,7 @@ class Stream:
         if self._ended:
             return
         self._last_frame_at = time.monotonic()
-        self._resuming = False
+        resumed, self._resuming = self._resuming, False
         if not message.data:
             self._on_empty(message)
             return
@@ -292,7 +292,7 @@ class Stream:
             self._directory.served.add(subjects.model_of(self._subject))
             self._end()
         elif isinstance(frame, ErrorFrame):
-            self._on_error(frame, refused=REFUSED in message.headers)
+            self._on_error(frame, refused=REFUSED in message.headers, resumed=resumed)
 
     def _on_delta(self, delta: Delta) -> None:
         if self._ended:
@@ -316,11 +316,13 @@ class Stream:
             self._early_final = final
             self._recover()
 
-    def _on_error(self, frame: ErrorFrame, *, refused: bool) -> None:
-        """Ends the stream. A request that was accepted goes on although its repetition is refused for now."""
+    def _on_error(self, frame: ErrorFrame, *, refused: bool, resumed: bool) -> None:
+        """Ends the stream, unless what was sent for an accepted request is refused for now, or cannot be resumed."""
         error = frames.error_of(frame)
         accepted = self._accepted or not self._sent["stream"]  # without a stream, nothing says that it is accepted
-        if not (refused and isinstance(error, Overloaded | Unavailable) and self._sent_again and accepted):
+        if refused and resumed:
+            self._resume = ""  # the request itself is sent again
+        elif not (refused and isinstance(error, Overloaded | Unavailable) and self._sent_again and accepted):
             self._end(error)
 
     def _on_empty(self, message: Message) -> None:
@@ -329,14 +331,12 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._sent_again or self._was_served) and self._absent_for() < RETRY_FOR:
+        elif (
+            self._sent_again or subjects.model_of(self._subject) in self._directory.served
+        ) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
-
-    @property
-    def _was_served(self) -> bool:
-        return subjects.model_of(self._subject) in self._directory.served
 
     @property
     def _sent_again(self) -> bool:

@@ -67,7 +67,7 @@ class Responder:
         self.tenants: list[str] = []
         self.reply = ""
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
-        self.full: list[Frame | None] = []
+        self.full: list[Frame | RequestError | None] = []
         self.chat_format: ChatFormat | None = None
         self.refusal: RequestError | None = None
         self.models = [ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")]
@@ -102,15 +102,15 @@ class Responder:
         parts = [delta for index in range(request.sampling.n) for delta in deltas(index)]
         return [*parts, final(request_id, parts), None]
 
-    def send(self, *frames: Frame | RequestError | None) -> None:
-        """Sends to the last requester."""
+    def send(self, *frames: Frame | RequestError | None, refused: bool = False) -> None:
+        """Sends to the last requester. `refused`: whether errors answer the last message alone."""
         for frame in frames:
             if frame is None:
                 self.bus.publish(self.reply, b"")
             elif isinstance(frame, RequestError):
                 body = encode_frame(error_frame(frame, self.requests[-1].request_id or ""), Encoding.MSGPACK)
-                refused = {REFUSED: "1"} if frame is self.refusal else {}
-                self.bus.publish(self.reply, body, headers=error_headers(frame) | refused)
+                headers = error_headers(frame) | ({REFUSED: "1"} if refused else {})
+                self.bus.publish(self.reply, body, headers=headers)
             else:
                 self.bus.publish(self.reply, encode_frame(frame, Encoding.MSGPACK))
 
@@ -123,7 +123,7 @@ class Responder:
         self.reply = message.reply
         request_id = request.request_id or ""
         if self.refusal is not None:
-            self.send(self.refusal, None)
+            self.send(self.refusal, None, refused=True)
             return
         if request.stream:
             tenant = self.tenants[-1]
@@ -141,7 +141,8 @@ class Responder:
         start = msgspec.msgpack.decode(message.data, type=ResumeRequest).start
         self.resumes.append(start)
         self.reply = message.reply
-        self.send(*(frame for frame in self.full if not isinstance(frame, Delta) or frame.start >= start))
+        missing = (frame for frame in self.full if not isinstance(frame, Delta) or frame.start >= start)
+        self.send(*missing, refused=True)
 
     def _cancel(self, message: Message) -> None:
         leaves = message.headers.get(LEAVES)

@@ -14,6 +14,7 @@ from pagewire.shared.errors import (
     ContextLength,
     DeadlineExceeded,
     Internal,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
     PayloadTooLarge,
@@ -167,6 +168,15 @@ async def test_a_request_goes_on_although_its_repetition_is_refused(
     await until(lambda: len(responder.requests) > 3 or reading.done())
     responder.refusal = None
     assert await reading == TEXT
+
+
+async def test_a_request_that_cannot_be_resumed_is_sent_again(client: AsyncClient, responder: Responder) -> None:
+    """Its detokenizer has been replaced, and there is no record of a request that was abandoned."""
+    parts = deltas()
+    responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else [parts[0]]
+    responder.full = [InvalidRequest("no such request runs"), None]
+    assert await read(client.stream("x")) == TEXT
+    assert len(responder.requests) == 2
 
 
 async def test_a_request_that_nobody_accepted_ends_with_its_refusal(client: AsyncClient, responder: Responder) -> None:
