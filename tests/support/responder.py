@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Self
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Responder:
         self.refusal: RequestError | None = None
         self.models = [ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")]
 
-    async def start(self) -> "Responder":
+    async def start(self) -> Self:
         handlers = {
             f"{subjects.GENERATE}.{MODEL}": self._generate,
             f"{subjects.TOKENIZE}.{MODEL}": self._tokenize,

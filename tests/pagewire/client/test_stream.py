@@ -493,13 +493,14 @@ async def test_the_text_is_whole_when_frames_are_lost_repeated_or_late(seed: int
     broker = MemoryBroker()
     responder = await Responder(MemoryBus(broker)).start()
     whole: list[Frame | None] = [*parts, final("", parts), None]
-    responder.full = whole
+    responder.full = [*whole]
     responder.script = lambda request: channel(whole)
     lossless_after = 3
     resume = responder.send
 
-    def lossy(*frames: Any) -> None:
-        resume(*(channel(list(frames)) if 0 < len(responder.resumes) <= lossless_after else frames))
+    def lossy(*frames: Any, refused: bool = False) -> None:
+        loses = 0 < len(responder.resumes) <= lossless_after
+        resume(*(channel(list(frames)) if loses else frames), refused=refused)
 
     responder.send = lossy  # type: ignore[method-assign]
     client = AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX"))
