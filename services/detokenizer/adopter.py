@@ -17,7 +17,7 @@ import structlog
 
 from pagewire.services.detokenizer.state.registry import Registry
 from pagewire.services.detokenizer.state.stream import Stream, StreamState
-from pagewire.services.detokenizer.streams import Streams, may_start_again
+from pagewire.services.detokenizer.streams import Streams
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers, Message, Subscription
@@ -188,7 +188,7 @@ class Adopter:
     def _find(self, request_id: str) -> Stream | None:
         """Returns the stream in memory, unless it may start again: another detokenizer may have started it."""
         stream = self._registry.find(request_id)
-        return None if stream is not None and may_start_again(stream) else stream
+        return None if stream is not None and stream.may_start_again else stream
 
     def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
         """Returns whether the tokenizer has opened the stream at a live `owner` instead, as this one did not answer."""

@@ -84,7 +84,7 @@ class Finalizer:
     async def _finalize(self, stream: Stream) -> None:
         # A request that ended without an answer may be sent again, and runs then. A scheduler that gets the work twice
         # would take the record of the first attempt for the end of the second.
-        if not stream.unanswered:
+        if not stream.may_start_again:
             await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)

@@ -89,7 +89,7 @@ class Streams:
             stream = self._registry.find(request.request_id)
         else:
             stream = await self._registry.recall(request.request_id)
-        if stream is not None and not may_start_again(stream):
+        if stream is not None and not stream.may_start_again:
             return self._join(stream, request)
         if request.joins:
             return OpenState.ABSENT
@@ -111,7 +111,7 @@ class Streams:
             BusError: it cannot be determined whether the request has ended.
         """
         stream = await self._registry.recall(request.request_id)
-        if stream is None or may_start_again(stream):
+        if stream is None or stream.may_start_again:
             left = max(0.0, request.deadline - self._now()) if request.deadline else request.timeout_ms / 1000
             stream = self._add_stream(request, vocabulary, headers, left)
             stream.adopted = True
@@ -392,11 +392,6 @@ class Streams:
         if stream.attachment is not None:
             self._sequences.unbind(stream, stream.attachment)
         self._finalizer.start(stream)
-
-
-def may_start_again(stream: Stream) -> bool:
-    """Returns whether a stream has ended without an answer, so that the same request runs again."""
-    return stream.state is not StreamState.OPEN and stream.unanswered
 
 
 def _attached(stream: Stream, state: AttachState) -> Attached:

@@ -122,9 +122,9 @@ class Stream:
         return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
 
     @property
-    def unanswered(self) -> bool:
-        """Whether the request, once it has ended, has no answer: whoever sends it again has it run again."""
-        return self.abandoned or isinstance(self.error, Unavailable)
+    def may_start_again(self) -> bool:
+        """Whether the request has ended without an answer, so that it runs anew if it is sent again."""
+        return self.state is not StreamState.OPEN and (self.abandoned or isinstance(self.error, Unavailable))
 
     def count_lost_schedulers(self, former: str, peers: Peers) -> int:
         """Notes the scheduler from which another one has taken the request; returns how many of them have ended.
