@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.kernels import CpuKernels, Int64, address
+from pagewire.shared.errors import DeviceLost
 
 BUFFER = 1 << 18
 """Numbers that an exchange of all ranks moves at once: a buffer of 1 MiB stays in the level 2 cache."""
 
 
-class RanksAborted(Exception):
+class RanksAborted(DeviceLost):
     """A rank is lost, so that the others cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__("another rank is lost")
 
 
 class Ranks(ctypes.Structure):

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pagewire.kernels.cpu.collectives import RanksAborted
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.cpu.adapters import CpuAdapters
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
@@ -16,7 +15,6 @@ from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, Shar
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
-from pagewire.shared.errors import DeviceLost
 
 
 class LeadingLM(CausalLM):
@@ -47,11 +45,8 @@ class LeadingLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         assert isinstance(attend, CompiledAttention)
         assert attend.step is not None
-        try:
-            self._calls.forward(attend.step, self._kernels.threads, self._numbers(attend.step))
-            return self.model.forward(token_ids, positions, attend)
-        except RanksAborted as error:
-            raise DeviceLost("another rank is lost") from error
+        self._calls.forward(attend.step, self._kernels.threads, self._numbers(attend.step))
+        return self.model.forward(token_ids, positions, attend)
 
     def _numbers(self, step: StepBatch) -> Int64 | None:
         """Returns the numbers of the adapters of a step's rows. The other ranks forget those that no step names now."""
@@ -66,12 +61,9 @@ class LeadingLM(CausalLM):
         if self.model.vocabulary is None:  # this rank has the whole output matrix
             return self.model.logits(hidden, out)
         parts = []
-        try:
-            for rows in torch.split(hidden, self._calls.rows):
-                self._calls.head(Call.LOGITS, rows, self._kernels.threads)
-                parts.append(self.model.logits(rows))
-        except RanksAborted as error:
-            raise DeviceLost("another rank is lost") from error
+        for rows in torch.split(hidden, self._calls.rows):
+            self._calls.head(Call.LOGITS, rows, self._kernels.threads)
+            parts.append(self.model.logits(rows))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole if out is None else out.copy_(whole)
 
@@ -80,14 +72,11 @@ class LeadingLM(CausalLM):
         if self.model.vocabulary is None:
             return self.model.argmax(hidden)
         parts = []
-        try:
-            for rows in torch.split(hidden, self._calls.rows):
-                self._calls.head(Call.ARGMAX, rows, self._kernels.threads)
-                ids = self.model.argmax(rows)
-                assert ids is not None
-                parts.append(ids)
-        except RanksAborted as error:
-            raise DeviceLost("another rank is lost") from error
+        for rows in torch.split(hidden, self._calls.rows):
+            self._calls.head(Call.ARGMAX, rows, self._kernels.threads)
+            ids = self.model.argmax(rows)
+            assert ids is not None
+            parts.append(ids)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -112,8 +101,5 @@ class LeadingBackend(CompiledBackend):
         most = self._calls.copies
         for first in range(0, len(sources), most):
             some = slice(first, first + most)
-            try:
-                self._calls.copy(np.array(sources[some], np.int64), np.array(targets[some], np.int64))
-            except RanksAborted as error:
-                raise DeviceLost("another rank is lost") from error
+            self._calls.copy(np.array(sources[some], np.int64), np.array(targets[some], np.int64))
         super().copy(sources, targets)
