@@ -26,7 +26,7 @@ from pagewire.services.executor.devices.defaults import MAX_DRAFTS, slots_of
 from pagewire.services.executor.devices.draft_settings import draft_settings
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.devices.ranks.startup import shard_of
+from pagewire.services.executor.devices.ranks.shard_settings import shard_of
 from pagewire.services.executor.models.model import CausalLM, ModelCut
 from pagewire.services.executor.models.registry import is_native
 from pagewire.services.executor.rank_processes import MAX_RANKS

@@ -1,4 +1,4 @@
-"""The start of ranks: the part of each, and messages between rank 0 and another over a socket, as lines of JSON."""
+"""Messages between rank 0 and another rank at the start, over a socket, as lines of JSON."""
 
 import hashlib
 import socket
@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.shard import Shard
 from pagewire.shared.messages import WIRE_VERSION
 from pagewire.shared.settings.config import Settings
 
@@ -124,11 +123,6 @@ class Connection:
     def close(self) -> None:
         """Closes this end."""
         self.end.close()
-
-
-def shard_of(settings: Settings, rank: int) -> Shard:
-    """Returns the part of the model that a rank has."""
-    return Shard(rank, settings.tensor_parallel_size, settings.enable_expert_parallel)
 
 
 def fingerprint_of(settings: Settings, folder: Path) -> Fingerprint:

@@ -22,14 +22,8 @@ from pagewire.services.executor.devices.cpu.ranks.shared_calls import Call, Call
 from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import (
-    Connection,
-    Loaded,
-    Sizes,
-    Start,
-    fingerprint_of,
-    shard_of,
-)
+from pagewire.services.executor.devices.ranks.shard_settings import shard_of
+from pagewire.services.executor.devices.ranks.startup import Connection, Loaded, Sizes, Start, fingerprint_of
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import is_native
 from pagewire.shared.errors import ConfigurationError

@@ -23,15 +23,8 @@ from pagewire.services.executor.devices.cuda.ranks.shared_page import SharedPage
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.ranks.adapters import FollowingAdapters
 from pagewire.services.executor.devices.ranks.follower import say_ready
-from pagewire.services.executor.devices.ranks.startup import (
-    Connect,
-    Connection,
-    Loaded,
-    Sizes,
-    Start,
-    fingerprint_of,
-    shard_of,
-)
+from pagewire.services.executor.devices.ranks.shard_settings import shard_of
+from pagewire.services.executor.devices.ranks.startup import Connect, Connection, Loaded, Sizes, Start, fingerprint_of
 from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 

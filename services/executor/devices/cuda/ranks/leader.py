@@ -21,7 +21,8 @@ from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.protocol import Device, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.ranks.adapters import LeadingAdapters
 from pagewire.services.executor.devices.ranks.followers import Followers
-from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes, shard_of
+from pagewire.services.executor.devices.ranks.shard_settings import shard_of
+from pagewire.services.executor.devices.ranks.startup import Connect, Measured, Sizes
 from pagewire.shared.errors import DeviceLost
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import Settings
