@@ -155,7 +155,7 @@ def cpu_seconds(process: int) -> float:
 def _fields(process: int, file: str) -> list[bytes]:
     """Returns the fields of a file of a process; of `stat`, those after the name of the program.
 
-    Read without a buffer and without decoding: the watchdog does so ten times a second.
+    Read without a buffer and without decoding, since the watchdog reads one per thread of a silent service.
     """
     with open(f"/proc/{process}/{file}", "rb", buffering=0) as lines:
         return lines.read().rpartition(b")")[2].split()

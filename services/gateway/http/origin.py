@@ -45,7 +45,7 @@ def allowed_pages(settings: Settings) -> AllowedPages | None:
 
 
 class PageGuard:
-    """Answers 403 to a foreign `Host` or `Origin`, and 415 to a body that is not JSON or, of a page, not called so."""
+    """Answers 403 to a foreign `Host` or `Origin`, and 415 to a body that is not JSON, or that a page sends untyped."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedPages | None) -> None:
         self._app = app
