@@ -58,8 +58,10 @@ ABSENCE = 1.0
 """Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
 ELECTION_INTERVAL = 0.5
 """Seconds between two attempts to open a stream while the records have no leader."""
-SUCCESSOR_TIMEOUT = 8.0
-"""Seconds that a request waits for a detokenizer: a restarted one is ready after 2, on a busy machine later."""
+SUCCESSOR_TIMEOUT = 12.0
+"""Seconds that a request waits for a detokenizer: a restarted one is ready after 2, beside 8 busy processes after 9.
+
+Less than the 15 seconds after which a client sends a request again that has no answer."""
 RETRY_AFTER_MS = 1000
 """Time after which a client should send a request again that could not be dispatched."""
 STORED_KEPT = 16_384
