@@ -150,7 +150,8 @@ KINDS = (
         "sent again.",
         {
             "pagewire/client/frames.py": ("CANCEL_TIMEOUT",),
-            "pagewire/client/stream.py": ("RETRY_FOR", "ROOM_TIMEOUT", "RECONNECT_TIMEOUT"),
+            "pagewire/client/connection.py": ("RECONNECT_TIMEOUT",),
+            "pagewire/client/stream.py": ("RETRY_FOR", "ROOM_TIMEOUT"),
             "services/detokenizer/adopter.py": ("UNSTORED_AFTER", "LOOK_FOR"),
             "services/detokenizer/client_handlers.py": ("OTHERS_ANSWER_WITHIN", "FIRST_ANSWERS_WITHIN"),
             "services/gateway/http/rotation.py": ("RETRY_AFTER_MS",),

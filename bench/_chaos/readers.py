@@ -31,6 +31,7 @@ from pagewire.shared.errors import (
     Unavailable,
 )
 from pagewire.shared.messages.client import Accepted, Delta, DeltaBatch, ErrorFrame, Final, Frame, Queued, Result
+from pagewire.shared.messages.client_headers import REFUSED
 
 DEADLINE = 60.0
 """Seconds that a request has, unless queues are longer."""
@@ -229,6 +230,8 @@ class _FrameRecord:
             if not self.accepted:
                 self._progress()
             self.accepted = True
+        elif isinstance(frame, ErrorFrame) and REFUSED in message.headers:
+            self.failed = True  # no end: a good client goes on if it has sent the request again
         else:
             self._take_end(frame)
 

@@ -9,6 +9,7 @@ import msgspec
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import (
+    BusError,
     InvalidRequest,
     ModelNotFound,
     NoResponders,
@@ -104,7 +105,7 @@ class Directory:
         elif self._is_stale:
             async with self._listing:
                 if self._is_stale:
-                    with suppress(Unavailable, TimeoutError):  # the tokenizer may be restarting
+                    with suppress(BusError, Unavailable, TimeoutError):  # the tokenizer or the broker may be restarting
                         async with asyncio.timeout(LIST_TIMEOUT):
                             await self.models()
                     self._listed_at = time.monotonic()

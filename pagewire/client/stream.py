@@ -8,6 +8,7 @@ from typing import Any
 
 from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
+from pagewire.client.connection import wait_connected
 from pagewire.client.delta_queue import DeltaQueue
 from pagewire.client.directory import Directory
 from pagewire.client.sequencer import Sequencer
@@ -57,8 +58,6 @@ ROOM_TIMEOUT = 5.0
 """Seconds for which a request waits for room in the outbound buffer; then the connection takes or refuses it."""
 ROOM_INTERVAL = 0.01
 """Seconds between two checks of the outbound buffer."""
-RECONNECT_TIMEOUT = 2.0
-"""Seconds for which a new request waits for a lost connection, which moves to another server of a cluster meanwhile."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 RESEND_INTERVAL = 0.15
@@ -205,11 +204,9 @@ class Stream:
         return await frames.cancel(self._bus, self._cancel)
 
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
-        if not self._bus.connected:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RECONNECT_TIMEOUT):
-                    await self._bus.wait_connected()
+        await wait_connected(self._bus)
         self.model = await self._directory.resolve(self.model)
+        await wait_connected(self._bus)  # the connection may have been lost meanwhile
         self._subject = self._directory.subject(f"{subjects.GENERATE}.{subjects.model_token(self.model)}")
         self._body = encode_request(self._sent, frames.ENCODER)
         with (

@@ -6,12 +6,15 @@ import pytest
 
 from pagewire.bench._chaos import readers
 from pagewire.bench._chaos.checks import Seen
-from pagewire.bench._chaos.readers import HttpReader, NatsReader
+from pagewire.bench._chaos.readers import HttpReader, NatsReader, _FrameRecord
 from pagewire.bench._chaos.requests import HTTP, NATS, Request
+from pagewire.client import frames
+from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import RequestError, Unavailable
-from pagewire.shared.messages.client import Frame, GenerateRequest
-from tests.support.responder import MODEL, WORDS, Responder
+from pagewire.shared.messages.client import ErrorFrame, Frame, GenerateRequest
+from pagewire.shared.messages.client_headers import REFUSED
+from tests.support.responder import MODEL, WORDS, Responder, final
 
 pytestmark = pytest.mark.anyio
 
@@ -79,3 +82,15 @@ async def test_each_attempt_over_nats_has_a_deadline_of_its_own() -> None:
     assert not seen.hung
     assert seen.choice(0).text == "".join(WORDS)
     assert len(seen.refusals) == 1
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_refusal_of_a_request_that_was_sent_again_is_no_end(*, refused: bool) -> None:
+    """`Pagewire-Refused` says that the frame refuses what was sent, and not the stream."""
+    record = _FrameRecord(Seen())
+    record.inboxes.add("_INBOX.a")
+    error = ErrorFrame(503, "unavailable", "the store is full", retryable=True, request_id="r", tokens_emitted=0)
+    for frame, headers in ((error, {REFUSED: "1"} if refused else {}), (final("r", []), {})):
+        record.take(Message("_INBOX.a", frames.encode(frame), headers=headers))
+    assert record.failed
+    assert bool(record.conflicts) is not refused

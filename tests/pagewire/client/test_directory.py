@@ -8,7 +8,7 @@ from pagewire.client.directory import Directory
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import InvalidRequest, Unavailable
+from pagewire.shared.errors import ConnectionLost, InvalidRequest, Unavailable
 from pagewire.shared.messages.client import ModelInfo
 from tests.support.responder import MODEL, Responder
 from tests.support.waiting import PATIENCE
@@ -105,6 +105,22 @@ async def test_a_request_does_not_wait_long_for_another_list_of_the_models(monke
     served = Directory(MemoryBus(broker, inbox_prefix="_INBOX"))
     assert await served.resolve("") == MODEL
     tokenizer.lost = 1
+    assert await served.resolve("") == MODEL
+
+
+async def test_a_request_needs_no_other_list_where_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent when there is a connection again."""
+
+    async def lose(*_: object, **__: object) -> Message:
+        raise ConnectionLost("the connection to the broker was lost")
+
+    monkeypatch.setattr(directory, "FRESH_FOR", 0.0)
+    broker = MemoryBroker()
+    await Late(MemoryBus(broker), lost=0).start()
+    bus = MemoryBus(broker, inbox_prefix="_INBOX")
+    served = Directory(bus)
+    assert await served.resolve("") == MODEL
+    monkeypatch.setattr(bus, "request", lose)
     assert await served.resolve("") == MODEL
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire import AsyncClient
-from pagewire.client import stream
+from pagewire.client import connection, stream
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import (
     ConnectionLost,
@@ -254,7 +254,7 @@ async def test_a_request_waits_for_a_connection_that_moves(
     assert not responder.requests
     bus.here.set()
     assert await reading == TEXT
-    monkeypatch.setattr(stream, "RECONNECT_TIMEOUT", 0.02)
+    monkeypatch.setattr(connection, "RECONNECT_TIMEOUT", 0.02)
     bus.here.clear()
     with pytest.raises(ConnectionLost):
         await read(client.stream("x"))
