@@ -112,6 +112,7 @@ class CudaDevice(Device):
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
         self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
         self._changes: list[tuple[Int64, Int32]] = []
+        self._counted: set[int] = set()  # slots of which changes have counts of tokens
         self._mode = mode
         self._records: Record = np.zeros(slots, RECORD)
         self._edited: Bool = np.zeros(slots, np.bool_)
@@ -153,6 +154,10 @@ class CudaDevice(Device):
         self._held[slot], self._entries[slot] = 0, len(blocks) // len(self.capacity.windows)
         self._records[slot], self._edited[slot] = sampling, edits is not None
         self._masks.add(slot, None if edits is None else edits.grammar)
+        if edits is not None and edits.penalized:
+            if slot in self._counted:  # by a sequence that was removed before any launch
+                self._changes = [self._tables.outside("seen", slot, change) for change in self._changes]
+            self._counted.add(slot)
         self._changes += self._tables.added(slot, blocks, sampling, stop_ids, edits)
         if edits is not None and len(edits.bad_words):
             # A cached prefix is computed by no step, but a bad word may begin in it if it has output.
@@ -186,6 +191,7 @@ class CudaDevice(Device):
         self._add_new_tokens(batch)
         places, values = _last_writes(self._changes)
         self._changes.clear()
+        self._counted.clear()
         began = self._runtime.mark()
         self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values, batch.num_drafts)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
@@ -338,7 +344,8 @@ class CudaDevice(Device):
         held = self._held[slots]
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
-        rows = held < lengths
+        # Also rows that sample none and have nothing new: forced tokens follow the one that they have.
+        rows = held + batch.samples <= lengths
         changed, first, tables = slots[rows], slots[held == 0], self._tables
         known = np.where(batch.samples, lengths, lengths + 1)[rows]  # one more than it computes: the row samples none
         self._changes += [

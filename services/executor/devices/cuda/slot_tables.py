@@ -115,6 +115,13 @@ class GpuSlots:
         """Returns the places and values that write `values` to the start of a slot's row."""
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
 
+    def outside(self, name: str, slot: int, change: tuple[Int64, Int32]) -> tuple[Int64, Int32]:
+        """Returns a change, of places and values, without what it writes to a slot's row of a table."""
+        places, values = change
+        begin = self._offsets[name] + slot * self._widths[name]
+        kept = (places < begin) | (places >= begin + self._widths[name])
+        return places[kept], values[kept]
+
     def added(
         self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int], edits: Edits | None
     ) -> list[tuple[Int64, Int32]]:

@@ -232,6 +232,28 @@ def test_edited_tokens_equal_the_cpus() -> None:
     assert Host(cuda_device("llama", captured=False), seed=2, preempt=0.3).run(text()) == expected
 
 
+def test_penalties_of_a_sequence_that_never_ran_are_not_those_of_the_next_one() -> None:
+    device = cuda_device("llama", captured=False)
+    nothing = np.empty(0, np.int64)
+    for tokens in ([5, 6], [7]):
+        edits = Edits(
+            bias_ids=nothing,
+            biases=np.empty(0, np.float32),
+            allowed_ids=nothing,
+            bad_words=nothing,
+            penalized=True,
+            num_prompt_tokens=len(tokens),
+            tokens=np.array(tokens),
+        )
+        device.add(0, [3], record(repetition_penalty=1.5), (), edits)
+        device.remove(0)
+    device.launch(batch_of((0, 0, [7], True))).wait()
+    seen = device._tables.sampling.seen[0]
+    assert seen[7]
+    assert not seen[[5, 6]].any()
+    device.close()
+
+
 def test_all_graphs_share_the_memory_of_the_logits() -> None:
     """With a large vocabulary, logits of their own would take gigabytes."""
     device = cuda_device("llama")

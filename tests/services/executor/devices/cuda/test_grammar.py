@@ -41,8 +41,8 @@ def picks(number: int) -> Sampling:
     )
 
 
-def run(device: Device) -> tuple[TwoSlots, list[str]]:
-    client, opener = TwoSlots(PROMPTS, picks), GrammarOpener(compiler())
+def run(device: Device, slots: int = 2) -> tuple[TwoSlots, list[str]]:
+    client, opener = TwoSlots(PROMPTS, picks, slots), GrammarOpener(compiler())
     client.run(device, opener)
     opener.close()
     library = load_tokenizer(FOLDER).backend
@@ -60,3 +60,15 @@ def test_texts_equal_the_cpus() -> None:
     assert expected.forced >= result.forced > 0
     assert set(texts[2]) <= set("xy")
     assert len(result.texts[2]) >= 3
+
+
+def test_rows_with_forced_tokens_wait_for_each_other_beside_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second row computes one position of its forced tokens in a step, and samples nothing there."""
+    monkeypatch.setattr("tests.services.executor.devices.cuda.test_grammar.PROMPTS", [PROMPTS[1], *PROMPTS[2:], [5, 7]])
+    forced = 'start: "the train left late"'
+    monkeypatch.setattr("tests.services.executor.devices.cuda.test_grammar.GRAMMARS", ["", forced, forced, forced])
+    expected, texts = run(cpu_device("llama"), slots=3)
+    result, same = run(cuda_device("llama", captured=False), slots=3)
+    assert same == texts
+    assert result.finishes == expected.finishes
+    assert all(text.startswith("the train") for text in texts[1:])

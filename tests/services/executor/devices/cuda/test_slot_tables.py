@@ -104,3 +104,11 @@ def test_more_changes_than_one_copy_takes_are_all_made() -> None:
     assert table[:-1].tolist() == list(range(count))
     assert table[-1] == 0
     assert columns.cu_queries.tolist() == [0] + [4] * SLOTS
+
+
+def test_a_change_outside_a_row_stays() -> None:
+    tables = GpuSlots(CAPACITY, runtime().device)
+    change = tables.places("seen", int64(1, 2, 2, 3), int64(4, 0, 5, 4)), np.array([7, 8, 9, 10], np.int32)
+    places, values = tables.outside("seen", 2, change)
+    assert values.tolist() == [7, 10]
+    assert places.tolist() == tables.places("seen", int64(1, 3), int64(4, 4)).tolist()

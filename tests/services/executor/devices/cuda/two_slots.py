@@ -1,4 +1,4 @@
-"""A client of the step loop whose sequences run two at a time."""
+"""A client of the step loop whose sequences run a few at a time."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -19,10 +19,11 @@ from tests.services.executor.fakes import add, plan
 
 
 class TwoSlots:
-    """Two sequences run at a time. Where one ends, the next takes its slot and its block at once."""
+    """Two sequences run at a time, or `slots`. Where one ends, the next takes its slot and its block at once."""
 
-    def __init__(self, prompts: Sequence[list[int]], picks: Callable[[int], Sampling]) -> None:
+    def __init__(self, prompts: Sequence[list[int]], picks: Callable[[int], Sampling], slots: int = 2) -> None:
         """`picks` returns how the sequence of a number is sampled."""
+        self._num_slots = slots
         self.inbox = PlanInbox()
         self.texts: list[list[int]] = [[] for _ in prompts]
         self.finishes = [Finish.NONE] * len(prompts)
@@ -39,7 +40,7 @@ class TwoSlots:
     def run(self, device: Device, grammars: GrammarOpener | None = None, speculator: Speculator | None = None) -> None:
         """Runs all sequences to their ends and closes the device."""
         self.inbox.begin(1)
-        for slot in range(2):
+        for slot in range(self._num_slots):
             self._admit(slot)
         StepLoop(device, self.inbox, self._read, grammars, speculator).run()
         device.close()
