@@ -198,8 +198,7 @@ KINDS = (
         {
             "pagewire/client/adapter_changes.py": ("RETRY_FOR",),
             "services/executor/adapters/patterns.py": ("PATTERN_SECONDS", "TOTAL_SECONDS"),
-            "services/executor/service.py": ("FETCH_TIMEOUT",),
-            "shared/adapters/adapter_store.py": ("TIMEOUT", "KEPT_SECONDS"),
+            "shared/adapters/adapter_store.py": ("TIMEOUT", "PART_TIMEOUT", "KEPT_SECONDS"),
         },
     ),
     Kind(
@@ -219,7 +218,8 @@ KINDS = (
             "pagewire/embedded/cluster.py": ("ANSWER_TIMEOUT",),
             "pagewire/embedded/drainer.py": ("STATS_TIMEOUT",),
             "pagewire/embedded/memory_shares.py": ("QUERY_TIMEOUT",),
-            "pagewire/embedded/stack.py": ("END_TIMEOUT", "START_TIMEOUT"),
+            "pagewire/embedded/stack.py": ("END_TIMEOUT",),
+            "pagewire/embedded/watchdog.py": ("START_TIMEOUT",),
             "services/detokenizer/service.py": ("CLOSE_TIMEOUT",),
             "services/executor/devices/cuda/ranks/collectives.py": ("DISCONNECT_TIMEOUT",),
             "services/executor/devices/cuda/ranks/leader.py": ("LOST_TIMEOUT",),

@@ -1,6 +1,7 @@
 """Loads adapters by their hashes, on a thread of its own, and keeps those that were used last."""
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,18 @@ class SequenceAdapter(LoadedAdapter):
             if not self.ready:
                 self._waiting.append(loaded)
 
+    def forget(self) -> None:
+        """Takes back one `notify`, whose sequence has gone."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.pop()
+
+    def is_dropped(self) -> bool:
+        """Returns whether no sequence waits for it any more, before it is loaded; then it counts as lost."""
+        with self._lock:
+            self.ready |= not self._waiting
+            return self.ready
+
     def put(self, packed: Any) -> None:
         """Ends the loading with the packed adapter; None: loading failed."""
         with self._lock:
@@ -70,18 +83,22 @@ class AdapterLoader:
         self._max_rank = max_rank
         self._kept = kept
         self._adapters: OrderedDict[str, SequenceAdapter] = OrderedDict()  # the last used one last
+        self._in_use: weakref.WeakValueDictionary[str, SequenceAdapter] = weakref.WeakValueDictionary()
         self._thread = ThreadPoolExecutor(1, "adapters")
 
     def load(self, digest: str, loaded: Callable[[], None]) -> SequenceAdapter:
         """Returns the adapter of a hash. If it is not ready, `loaded` is called on another thread when it is."""
-        adapter = self._adapters.get(digest)
+        adapter = self._in_use.get(digest)
+        if adapter is not None:
+            adapter.notify(loaded)
         if adapter is None or adapter.lost:
-            adapter = self._adapters[digest] = SequenceAdapter()
+            adapter = self._in_use[digest] = SequenceAdapter()
+            adapter.notify(loaded)
             self._thread.submit(self._read, digest, adapter)
-        adapter.notify(loaded)
+        self._adapters[digest] = adapter
         self._adapters.move_to_end(digest)
         while len(self._adapters) > self._kept:
-            self._adapters.popitem(last=False)  # sequences that run with it have it still
+            self._adapters.popitem(last=False)  # it stays in use as long as a sequence has it
         return adapter
 
     def close(self) -> None:
@@ -89,6 +106,8 @@ class AdapterLoader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, digest: str, adapter: SequenceAdapter) -> None:
+        if adapter.is_dropped():
+            return
         packed = None
         try:
             packed = self.slots.pack(read_adapter(self._fetch(digest), self.slots.targets, self._max_rank))

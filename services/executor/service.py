@@ -39,9 +39,6 @@ from pagewire.shared.process.peers import Peers
 from pagewire.shared.process.polling import poll
 from pagewire.shared.settings.config import store_replicas
 
-FETCH_TIMEOUT = 60.0
-"""Seconds within which the broker must send an adapter."""
-
 _claims = Decoder(Claim)
 _plans = Decoder(Plan)
 _replays = Decoder(Replay)
@@ -178,9 +175,8 @@ class Executor:
         """Returns the files of an adapter. Called on another thread than that of the event loop."""
         reading = asyncio.run_coroutine_threadsafe(self._adapters.get(digest), loop)
         try:
-            return reading.result(FETCH_TIMEOUT)
-        except (BusError, TimeoutError) as error:
-            reading.cancel()
+            return reading.result()  # the store has a deadline for each part
+        except BusError as error:
             raise ConfigurationError("the broker does not answer") from error
 
     def _on_claim(self, capacity: Capacity, message: Message) -> None:

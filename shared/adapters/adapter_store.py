@@ -36,6 +36,8 @@ PART_BYTES = 1 << 19
 """Bytes of a part of an adapter's content."""
 TIMEOUT = 5.0
 """Seconds within which JetStream must answer a request."""
+PART_TIMEOUT = 60.0
+"""Seconds within which the broker must send a part of an adapter, however often it is asked."""
 ATTEMPTS = 5
 """Requests until one that JetStream does not answer counts as failed: a stream may change its leader meanwhile."""
 PAUSE = 1.0
@@ -125,8 +127,8 @@ class AdapterStore:
             BusError: JetStream does not answer.
         """
         subject = f"{subjects.ADAPTER_CONTENT}.{digest}"
-        count = await self._find(f"{subject}.parts")
-        parts = [await self._find(f"{subject}.{number}") for number in range(int(count or b"0"))]
+        count = await self._fetch(f"{subject}.parts")
+        parts = [await self._fetch(f"{subject}.{number}") for number in range(int(count or b"0"))]
         if not parts or None in parts:
             raise ConfigurationError("the broker does not have the adapter: load it again")
         return await asyncio.to_thread(_decode, digest, [part for part in parts if part is not None])
@@ -250,6 +252,14 @@ class AdapterStore:
         """Returns the last message of a subject; None: the server that was asked has none, as it may be behind."""
         message = await self._request(f"{API}.DIRECT.GET.{STREAM}.{subject}", b"")
         return None if STATUS in message.headers else message.data
+
+    async def _fetch(self, subject: str) -> bytes | None:
+        """Returns a part of an adapter; None: there is none. Raises RequestTimeout if it does not come in time."""
+        try:
+            async with asyncio.timeout(PART_TIMEOUT):
+                return await self._find(subject)
+        except TimeoutError as error:
+            raise RequestTimeout(subject) from error
 
     async def _find(self, subject: str) -> bytes | None:
         """Returns the last message of a subject; None: there is none."""

@@ -13,7 +13,7 @@ from pagewire.services.executor.adapters.adapter import Adapter
 from pagewire.services.executor.adapters.targets import targets_of
 from pagewire.services.executor.devices.protocol import AdapterSlots, LoadedAdapter
 from pagewire.services.executor.models.registry import build_model
-from pagewire.shared.adapters.files import read_files
+from pagewire.shared.adapters.files import AdapterFiles, read_files
 from pagewire.shared.errors import ConfigurationError, DeviceLost
 from pagewire.shared.models.model_folder import read_config
 from tests.support.adapters import write_adapter
@@ -30,7 +30,7 @@ class Failing(AdapterSlots):
         self.tried = threading.Event()
 
     @override
-    def pack(self, adapter: Adapter) -> None:
+    def pack(self, adapter: Adapter) -> Adapter:
         self.tried.set()
         raise self.error
 
@@ -41,6 +41,14 @@ class Failing(AdapterSlots):
     @override
     def clear(self, slot: int) -> None:
         """Does nothing."""
+
+
+class Packing(Failing):
+    """Slots of a device that packs adapters as they are."""
+
+    @override
+    def pack(self, adapter: Adapter) -> Adapter:
+        return adapter
 
 
 @contextmanager
@@ -67,3 +75,37 @@ def test_no_sequence_fails_with_a_rank_that_is_lost_while_it_loads(tmp_path: Pat
         adapter = loader.load("a", lambda: None)
         assert slots.tried.wait(PATIENCE)
     assert not adapter.ready
+
+
+def test_an_adapter_in_use_is_not_loaded_again(tmp_path: Path) -> None:
+    """A GPU has a place for each adapter of a step: two copies of one would take two."""
+    with loading(Packing(ValueError()), tmp_path) as loader:
+        running = loader.load("a", lambda: None)
+        loader.load("b", lambda: None)
+        assert loader.load("a", lambda: None) is running
+
+
+def test_an_adapter_that_no_sequence_waits_for_any_more_is_not_fetched(tmp_path: Path) -> None:
+    """The broker has a minute for each part of one."""
+    files = read_files(write_adapter(tmp_path, checkpoint("llama")))
+    fetched: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fetch(digest: str) -> AdapterFiles:
+        fetched.append(digest)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return files
+
+    loader = AdapterLoader(Packing(ValueError()), fetch, max_rank=64, kept=3)
+    loader.load("a", lambda: None)
+    assert begun.wait(PATIENCE)
+    gone, shared = loader.load("b", lambda: None), loader.load("c", lambda: None)
+    loader.load("c", lambda: None)
+    gone.forget()
+    shared.forget()
+    go_on.set()
+    loader._thread.shutdown()
+    assert fetched == ["a", "c"]
+    assert gone.lost
+    assert not shared.lost
