@@ -120,7 +120,7 @@ def rows_and_places(counts: Int64) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The most likely tokens of some rows of a step, by the model's own distribution: no filter and no temperature."""
+    """The most likely tokens of some rows of a step, by the edited logits, without filters and temperature."""
 
     rows: Int64
     """[M] row numbers in the batch."""
@@ -210,7 +210,7 @@ class PendingStep(Protocol):
     @property
     def forced(self) -> Mapping[int, Sequence[int]]:
         """The tokens, by row, that a grammar forces behind the one that the row samples, known from the launch on. The
-        next row of that slot computes them all."""
+        next rows of that slot compute them."""
 
     @property
     def logprobs(self) -> Logprobs | None:

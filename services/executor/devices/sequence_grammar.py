@@ -52,6 +52,7 @@ class SequenceGrammar:
         """
         self.matcher: LLMatcher | None = None
         self.ready = False
+        self._abandoned = False
         self._new: list[int] = []  # sampled since the last mask
         self._output = list(output)
         self._min_tokens = min_tokens
@@ -61,10 +62,15 @@ class SequenceGrammar:
         self._forces = forces
         self._stop_ids = frozenset(stop_ids)
 
+    def abandon(self) -> None:
+        """Has `start` open nothing, as the sequence has gone."""
+        self._abandoned = True
+
     def start(self) -> None:
         """Opens the matcher."""
         try:
-            self.matcher = self._open_matcher(self._output, fresh=False)
+            if not self._abandoned:
+                self.matcher = self._open_matcher(self._output, fresh=False)
         finally:  # whatever happens, the sequence does not wait for ever
             self.ready = True
 

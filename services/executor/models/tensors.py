@@ -22,10 +22,9 @@ from pagewire.services.executor.models.shard import Slices, Units, largest_units
 from pagewire.services.executor.models.stored_names import decoder_names, with_prefix
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.gguf import reader
+from pagewire.shared.models.model_folder import INDEX, SINGLE
 from pagewire.shared.progress import shown
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 OF_ACTIVATIONS = frozenset(
     {
         "activation_scale",

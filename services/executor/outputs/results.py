@@ -36,7 +36,7 @@ class Counters:
     """Totals since the loop started."""
 
     waiting_s: float = 0.0
-    """Seconds without a step in flight while there were unfinished sequences, because of the lease or the limits."""
+    """Seconds without a step in flight while there were sequences to run, because of the lease or the limits."""
     busy_s: float = 0.0
     """Seconds in which the device computed, by the device's clock."""
     steps: int = 0

@@ -26,8 +26,8 @@ class GrammarOpener:
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
-        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread, and
-        so is `on_limit` before the end of a step in which the grammar goes beyond a limit."""
+        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread.
+        `on_limit` is called before the end of a step in which the grammar goes beyond a limit, on any thread."""
         output = column(added.tokens)[added.prompt_tokens :].tolist()
         sampling = added.sampling
         # Tokens that are not sampled have no log-probabilities, and the sampler does not count them for penalties.

@@ -11,6 +11,7 @@ from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.steps.in_flight_step import NOTHING, InFlightStep, OutputColumns
 from pagewire.services.executor.steps.packed_columns import column, entries, pairs
 from pagewire.services.executor.steps.plan_checks import PlanChecks, PlanViolation
+from pagewire.services.executor.steps.reported_prompts import ReportedPrompts
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling_parameters import RECORD
@@ -42,7 +43,8 @@ class SlotTable:
          ^                                |                                                            |
          └─────────(plan removes)─────────┴────────────────────────────────────────────────────────────┘
 
-    A finished sequence keeps its slot, without running, until a plan removes it.
+    A finished sequence keeps its slot, without running, until a plan removes it; a new one may be held before it runs,
+    while its grammar or its adapter is loaded.
 
     Each sequence has `known` tokens, some of which may still be sampled by a step in flight, and `computed` positions,
     whose KV is written or will be by a step in flight. A row computes further positions; a row that reaches the last
@@ -90,12 +92,18 @@ class SlotTable:
         self._stop_ids = IdLists(slots)
         self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
         self._structured: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has a grammar
-        self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
+        self._reported_prompts = ReportedPrompts()
 
     @property
     def has_work(self) -> bool:
-        """Whether there is an unfinished sequence, allowed to run or not."""
+        """Whether there is an unfinished sequence that is not held, within its limit or not."""
         return bool(self._running.any())
+
+    @property
+    def sequences(self) -> list[int]:
+        """The ids of the sequences that have slots."""
+        ids: list[int] = self._sequences[self._occupied].tolist()
+        return ids
 
     def clear(self) -> None:
         """Frees every slot."""
@@ -189,7 +197,7 @@ class SlotTable:
         full = samples & (known == self._ends[slots])
         if self._forced:
             self._forced.difference_update(slots[samples].tolist())
-        next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
+        next_ids = self._reported_prompts.next_ids(owners, positions, self._tokens)
         batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids, drafts)
         self._computed[slots] = ends
         self._known[slots] = known
@@ -225,17 +233,6 @@ class SlotTable:
         if self._speculator is not None:
             for slot, end in zip(slots.tolist(), (self._known[slots] - self._in_flight).tolist(), strict=True):
                 self._speculator.end(slot, self._tokens[slot, : max(end, 0)].copy())
-
-    def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
-        """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
-        reported = [slot for slot in slots.tolist() if slot in self._reported_prompts]
-        if not reported:
-            return None
-        next_ids = np.full(len(positions), -1, np.int64)
-        for slot in reported:
-            of_slot = (owners == slot) & (positions + 1 < self._reported_prompts[slot])
-            next_ids[of_slot] = self._tokens[slot, positions[of_slot] + 1]
-        return next_ids
 
     def append_forced(self, step: InFlightStep, forced: Mapping[int, Sequence[int]]) -> None:
         """Appends to sequences of a launched step what follows the tokens that it samples: see `PendingStep.forced`."""
@@ -297,8 +294,9 @@ class SlotTable:
         written = here[rows]
         accepted = None
         if batch.num_drafts is not None:
-            right = tokens == self._tokens[slots[rows], ends[rows] + places]
-            right &= (places < batch.num_drafts[rows]) & (places < counts[rows] - 1)
+            right = (places < batch.num_drafts[rows]) & (places < counts[rows] - 1)
+            drafts = batch.query_lens.cumsum() - batch.num_drafts  # where those of each row begin
+            right[right] = tokens[right] == batch.token_ids[(drafts[rows] + places)[right]]
             accepted = counts.copy()
             np.minimum.at(accepted, rows[~right], places[~right])
         self._tokens[slots[rows[written]], (ends[rows] + places)[written]] = tokens[written]
@@ -324,8 +322,7 @@ class SlotTable:
 
     def _free(self, slots: Int64) -> None:
         self._check_occupied(slots)
-        for slot in slots.tolist() if self._reported_prompts else ():
-            self._reported_prompts.pop(slot, None)
+        self._reported_prompts.remove(slots)
         self._end_drafts(slots)
         self._occupied[slots] = self._running[slots] = False
         self._order = self._order[self._occupied[self._order]]
@@ -389,7 +386,7 @@ class SlotTable:
         self._ends[slot] = end
         self._stop_ids.set(slot, stop_ids)
         if reported_prompt:
-            self._reported_prompts[slot] = reported_prompt
+            self._reported_prompts.add(slot, reported_prompt)
         self._entries[slot] = held
         self._limits[slot] = min(limit, capacity.max_model_len)
 

@@ -10,18 +10,18 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.adapter_loader import AdapterLoader, SequenceAdapter
-from pagewire.services.executor.devices.protocol import Device, Edits
+from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.outputs.results import Counters, PlanRefused, StepMetrics, StepResult
-from pagewire.services.executor.sequence_key import sequence_key
 from pagewire.services.executor.speculation.drafter import NewSequence
 from pagewire.services.executor.speculation.speculator import Speculator
 from pagewire.services.executor.steps.grammar_opener import GrammarOpener
 from pagewire.services.executor.steps.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
 from pagewire.services.executor.steps.in_flight_steps import InFlightSteps
-from pagewire.services.executor.steps.packed_columns import column, entries
+from pagewire.services.executor.steps.packed_columns import entries
 from pagewire.services.executor.steps.plan_checks import PlanViolation
 from pagewire.services.executor.steps.plan_inbox import NewPlans, PlanInbox
+from pagewire.services.executor.steps.sampling_settings import SamplingSettings
 from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.errors import DeviceLost
 from pagewire.shared.messages import pack, unpack
@@ -29,7 +29,6 @@ from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.recent_steps import StepFigures
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
 
 _log = structlog.get_logger()
 _NO_TOKEN = pack([NO_TOKEN])
@@ -47,22 +46,17 @@ class _Opening(NamedTuple):
         """Whether it can run, or never can."""
         return all(part is None or part.ready for part in (self.grammar, self.adapter))
 
-
-class _Sampling(NamedTuple):
-    """Sampling parameters of a slot, which a fork inherits."""
-
-    record: Record
-    stop_ids: list[int]
-    edits: Edits | None
-    """Edits of the logits, without the tokens of the sequence."""
-    adapter: SequenceAdapter | None = None
-    prompt_tokens: int = 0
-    cache_salt: str = ""
+    def abandon(self) -> None:
+        """Opens nothing more, as the sequence has gone."""
+        if self.grammar is not None:
+            self.grammar.abandon()
+        if self.adapter is not None:
+            self.adapter.forget()
 
 
 class StepLoop:
-    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue`, `broken`,
-    `counters` and `metrics`.
+    """Applies plans and runs steps. Only the thread of `run` may use this class, except to read `overdue`, `broken`,
+    `counters`, `metrics` and `samples`.
 
     Up to `Device.depth` steps are in flight: while the device computes one, the host launches the next and packs the
     output of the previous one. Outputs are emitted in order of launch.
@@ -97,8 +91,8 @@ class StepLoop:
         self._emit = emit
         self._speculator = speculator
         self._slots = SlotTable(device.capacity, speculator)
-        self._sampling: dict[int, _Sampling] = {}  # of each slot in use
-        self._beyond_limits: set[int] = set()  # sequences that their grammars have ended, which other threads add
+        self._sampling: dict[int, SamplingSettings] = {}  # of each slot in use
+        self._beyond_limits: set[int] = set()  # sequences that their grammars end, which threads of masks add, too
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows, which the lease counts
@@ -107,6 +101,7 @@ class StepLoop:
         self._lease_until = 0
         self._stopped = False
         self._unanswered: list[Plan] = []
+        self._applying: Plan | None = None
         self._in_flight = InFlightSteps(device)
         device.on_lost(inbox.wake)
         self.counters = Counters()
@@ -147,7 +142,7 @@ class StepLoop:
             except DeviceLost:
                 raise
             except Exception:
-                self._fail(new.plans)
+                self._fail()
                 if self.broken:
                     raise
                 self._in_flight.abandon()
@@ -156,10 +151,11 @@ class StepLoop:
         while self._in_flight:
             self._collect()
 
-    def _fail(self, plans: list[Plan]) -> None:
-        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
+    def _fail(self) -> None:
+        """Reports the sequences that a plan was about to add, else those of the step that has raised, else all."""
         _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
-        failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
+        added = [] if self._applying is None else [added.sequence for added in self._applying.added]
+        failed = added or self._in_flight.sequences or self._slots.sequences
         self.broken = not (failed and self._device.recovers)
         now = time.time()
         output = StepOutput(self._term, self._step, self._plan, *OutputColumns()[:5], 0, failed=pack(failed))
@@ -174,7 +170,9 @@ class StepLoop:
             return False
         try:
             for plan in plans:
+                self._applying = plan
                 self._apply(plan)
+            self._applying = None
         except PlanViolation as error:
             self._refuse(str(error))
             return False
@@ -226,6 +224,7 @@ class StepLoop:
         columns = self._slots.record(step, tokens, pending.token_counts, pending.forced)
         if self._beyond_limits:
             columns = columns.blame_grammars(self._beyond_limits)
+            self._beyond_limits.intersection_update(self._slots.sequences)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
@@ -286,11 +285,13 @@ class StepLoop:
 
     def _empty(self) -> None:
         self._in_flight.discard()
-        self._unanswered = []
+        self._unanswered, self._applying = [], None
         for slot in self._sampling:
             self._device.remove(slot)
             self._clear_adapter(slot)
         self._sampling.clear()
+        for opening in self._opening.values():
+            opening.abandon()
         self._opening.clear()
         self._beyond_limits.clear()
         self._slots.clear()
@@ -306,7 +307,8 @@ class StepLoop:
             self._device.remove(slot)
             self._clear_adapter(slot)
             del self._sampling[slot]
-            self._opening.pop(slot, None)
+            if (opening := self._opening.pop(slot, None)) is not None:
+                opening.abandon()
         for added in plan.added:
             self._add(added.slot, unpack(added.blocks), self._open(added))
         for fork in forks:
@@ -317,7 +319,7 @@ class StepLoop:
         self.counters.num_slots = len(self._sampling)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _open(self, added: AddSlot) -> _Sampling:
+    def _open(self, added: AddSlot) -> SamplingSettings:
         """Begins to open the grammar and to load the adapter of a sequence, which runs when that is done."""
         grammar = adapter = None
         if added.sampling.grammar and self._grammars is not None:
@@ -330,13 +332,13 @@ class StepLoop:
         if grammar is not None or adapter is not None:
             self._slots.hold(added.slot, structured=grammar is not None)
             self._opening[added.slot] = _Opening(added, grammar, adapter)
-        return _sampling_of(added, grammar, adapter)
+        return SamplingSettings.of(added, grammar, adapter)
 
     def _clear_adapter(self, slot: int) -> None:
         if self._adapters is not None and self._sampling[slot].adapter is not None:
             self._adapters.slots.clear(slot)
 
-    def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
+    def _add(self, slot: int, blocks: list[int], sampling: SamplingSettings) -> None:
         edits = sampling.edits
         if edits is not None:
             edits = replace(edits, tokens=self._slots.tokens(slot))
@@ -379,38 +381,3 @@ def _count_sampled(tokens: bytes) -> int:
     if _NO_TOKEN not in tokens:
         return len(tokens) // 4
     return int(np.count_nonzero(np.frombuffer(tokens, "<u4") != NO_TOKEN))
-
-
-def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None, adapter: SequenceAdapter | None) -> _Sampling:
-    complete = sampling_record(added)
-    edits = edits_of(added, complete, grammar)
-    return _Sampling(complete, unpack(added.sampling.stop_ids), edits, adapter, added.prompt_tokens, added.cache_salt)
-
-
-def edits_of(added: AddSlot, complete: Record, grammar: SequenceGrammar | None = None) -> Edits | None:
-    """Returns the edits of a sequence with this record, without its tokens; None if there are none."""
-    sampling, penalized = added.sampling, is_penalized(complete)
-    if not (penalized or sampling.bias_ids or sampling.allowed_ids or sampling.bad_words or grammar):
-        return None
-    return Edits(
-        bias_ids=column(sampling.bias_ids),
-        biases=np.frombuffer(sampling.biases, "<f4").copy(),
-        allowed_ids=column(sampling.allowed_ids),
-        bad_words=column(sampling.bad_words),
-        penalized=penalized,
-        num_prompt_tokens=added.prompt_tokens,
-        grammar=grammar,
-    )
-
-
-def sampling_record(added: AddSlot) -> Record:
-    """Returns the sampling record of a sequence: the request's record, completed with the sequence's own columns."""
-    sampling = added.sampling
-    complete = unpack_record(sampling.record)
-    complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
-    if not sampling.grammar:  # which knows where it must end before
-        complete["min_length"] = added.prompt_tokens + sampling.min_tokens
-    complete["num_candidates"] = sampling.candidates
-    complete["num_logprobs"] = sampling.logprobs + 1
-    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if added.reports_prompt else 0
-    return complete

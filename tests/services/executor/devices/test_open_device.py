@@ -156,12 +156,16 @@ def test_free_memory_is_plausible() -> None:
     [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
 )
 def test_a_containers_limit_counts(limit: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are cached can be taken back, so a container that has read a model is not full."""
     monkeypatch.setattr(linux_process, "_CGROUP", tmp_path)
     (tmp_path / limit).parent.mkdir(exist_ok=True)
     (tmp_path / used).write_text("900000\n")
     for most, free in (("1000000\n", 100_000), ("800000\n", 0)):
         (tmp_path / limit).write_text(most)
         assert free_memory() == free
+    (tmp_path / used).with_name("memory.stat").write_text("file 900\ninactive_file 700\ntotal_inactive_file 700\n")
+    (tmp_path / limit).write_text("1000000\n")
+    assert free_memory() == 100_700
 
 
 @pytest.mark.parametrize("device", ["cuda", "sim:h100"])

@@ -66,6 +66,26 @@ def test_a_sequence_waits_for_its_grammar_and_no_other_waits_for_it() -> None:
     run.finish()
 
 
+def test_the_grammar_of_a_removed_sequence_is_not_compiled() -> None:
+    compiled: list[str] = []
+    sequence = SequenceGrammar([], 0, [], 9, lambda *_, **__: compiled.append("x"), lambda: None, forces=False)
+
+    class Opener(SlowOpener):
+        @override
+        def open(self, added: AddSlot, opened: Callable[[], None], on_limit: Callable[[], None]) -> SequenceGrammar:
+            return sequence
+
+    run = Run(opener=Opener())
+    run.inbox.put(plan(1, with_grammar(add(0, 7, [1], [0]), "x")))
+    run.output()
+    run.inbox.put(plan(2, removed=[0]))
+    run.output()
+    sequence.start()
+    assert not compiled
+    assert sequence.ready
+    run.finish()
+
+
 def test_a_removed_sequence_waits_for_nothing() -> None:
     opener = SlowOpener()
     run = Run(opener=opener)

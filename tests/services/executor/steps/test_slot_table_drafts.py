@@ -171,3 +171,11 @@ def test_a_text_ends_at_its_stop_id_although_another_step_was_launched() -> None
     table.record(dead, np.array([55]))
     table.apply(plan(3, removed=[0]))
     assert drafter.texts == [[3, 8]]
+
+
+def test_drafts_are_counted_by_the_step_also_where_the_slot_has_another_sequence() -> None:
+    table = drafting(add(0, 1, [3], [0, 1, 2]), draft=[7, 8, 9])
+    step = launched(table)
+    table.apply(plan(2, add(0, 2, [4, 40, 41, 42], [3, 4, 5]), removed=[0]))
+    columns = table.record(step, np.array([7, 8, 30]), np.array([3]))
+    assert unpack(columns.drafts) == [1, 3, 2]

@@ -8,7 +8,8 @@ import pytest
 
 from pagewire.services.executor.outputs.results import PlanRefused
 from pagewire.services.executor.sequence_key import sequence_key
-from pagewire.services.executor.steps.step_loop import sampling_record
+from pagewire.services.executor.steps.sampling_settings import sampling_record
+from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.errors import DeviceLost
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
@@ -334,6 +335,32 @@ def test_a_sequence_that_cannot_be_added_is_named(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(run.device, "add", refuse)
     run.inbox.put(plan(1, add(0, 7, [1], [0])))
     assert unpack(run.output().failed) == [7]
+
+
+def test_a_sequence_that_cannot_be_added_is_named_and_none_that_runs(
+    ahead: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    ahead.device.recovers = True
+    ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    ahead.entered()
+    monkeypatch.setattr(ahead.device, "add", refuse)
+    ahead.inbox.put(plan(2, add(1, 8, [1], [10])))
+    ahead.device.allow(1000)
+    while not (output := ahead.output()).failed:
+        assert unpack(output.sequences) == [7]
+    assert unpack(output.failed) == [8]
+
+
+def test_all_sequences_are_named_where_no_step_can_be_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a model that drafts fails, before there is a step."""
+    run.device.recovers = True
+    monkeypatch.setattr(SlotTable, "launch", lambda _: 1 / 0)
+    run.inbox.put(plan(1, add(0, 7, [1], [0]), add(1, 8, [1], [1])))
+    assert unpack(run.output().failed) == [7, 8]
+    assert not run.loop.broken
 
 
 def test_counters_tell_steps_rows_and_tokens(run: Run) -> None:
