@@ -1,4 +1,4 @@
-"""The subscriptions of a tokenizer: each request is admitted or refused as it arrives, before anything reads it."""
+"""The subscriptions of a tokenizer: each request is admitted or refused as it arrives, before its prompt is encoded."""
 
 import time
 from collections.abc import Coroutine, Iterator
@@ -17,6 +17,7 @@ from pagewire.services.tokenizer.other_models import OtherModels, passed_on
 from pagewire.services.tokenizer.request_encoder import RequestEncoder
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.served_model import Model
+from pagewire.services.tokenizer.validation.request_checks import MAX_TIMEOUT_MS
 from pagewire.shared import subjects
 from pagewire.shared.bus import Handler, Message, Subscription
 from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
@@ -115,7 +116,7 @@ class Handlers:
         refusal = None
         if self._admission.may_refuse:
             head = decode_head(message.data, encoding_of(message.headers))
-            refusal = self._admission.refusal(head.priority, head.timeout_ms / 1000)
+            refusal = self._admission.refusal(head.priority, min(head.timeout_ms, MAX_TIMEOUT_MS) / 1000)
             # A request with an id of the client's choice may run already: then it joins its stream.
             if refusal is not None and (not head.request_id or FRESH in message.headers):
                 self._replier.refuse(message, refusal, head=head)

@@ -83,7 +83,6 @@ class ReplicaRouter:
         self._bus = bus
         self._model = model
         self._peers = peers
-        self._alive: set[str] = set()
         self._cached: dict[str, tuple[int, frozenset[int]]] = {}
         """Slots and prefix hashes of each replica."""
         self._sent: dict[str, tuple[Heartbeat, int]] = {}
@@ -109,10 +108,8 @@ class ReplicaRouter:
     def _replicas(self) -> list[Replica]:
         """Returns the replicas that could run a request of this model now."""
         alive = {beat.instance: beat for beat in self._peers.alive("scheduler")}
-        for instance in self._alive - alive.keys():
-            self._sent.pop(instance, None)
-            self._cached.pop(instance, None)
-        self._alive = set(alive)
+        self._sent = {instance: sent for instance, sent in self._sent.items() if instance in alive}
+        self._cached = {instance: cached for instance, cached in self._cached.items() if instance in alive}
         replicas = []
         for instance, beat in alive.items():
             if beat.ready and instance in self._cached:

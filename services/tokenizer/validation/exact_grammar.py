@@ -6,10 +6,9 @@ The parts of the schema that lead to such an integer become Lark, and all other 
 import json
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from pagewire.services.tokenizer.validation.json_schemas import TYPES, JsonSchema, disjoint
+from pagewire.services.tokenizer.validation.json_schemas import TYPES, JsonSchema, exclusive
 from pagewire.services.tokenizer.validation.large_integers import (
     EXACT,
     LOWER,
@@ -200,8 +199,7 @@ class _Writer:
             case "anyOf", [_, *_]:
                 return _either([self.expression(part, resource, beside=True) for part in value])
             case "oneOf", [_, *_]:
-                targets = [_dereferenced(part, resource) for part in value]
-                if all(disjoint(one, other) for one, other in combinations(targets, 2)):
+                if exclusive([_dereferenced(part, resource) for part in value]):
                     return self._combined("anyOf", value, resource, beside)
         raise _unsupported(keyword)
 

@@ -33,6 +33,8 @@ MAX_CHOICES = 1024
 Rewrite = Callable[[JsonSchema], JsonSchema]
 STRICTER: tuple[Rewrite, ...] = (lambda schema: schema, stricter, lambda schema: clamped(stricter(schema)))
 """Rewrites of a JSON schema, in the order in which to try whether it can be compiled: each one demands more."""
+_MALFORMED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors that a form raises whose parts are of other types or sizes than their keywords take."""
 THREADS = 2
 """Number of grammars that are compiled at a time."""
 
@@ -137,7 +139,7 @@ def grammar_of(
         check_free_form(FIELD, getattr(params, kind), f".{kind}")
         try:
             named["answer"] = _grammar(params, rewrite)
-        except (ValueError, TypeError, RecursionError, AssertionError) as error:
+        except _MALFORMED as error:
             raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}", field=FIELD) from error
     grammar = _joined(prefix, named) if prefix else named["answer"]
     if len(grammar) > MAX_GRAMMAR:

@@ -1,7 +1,9 @@
 """Rewrites JSON schemas into ones that llguidance compiles. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 JsonSchema = dict[str, Any] | bool
@@ -11,6 +13,8 @@ MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties
 """Keywords whose values are maps from names to schemas."""
 DATA = frozenset({"const", "default", "enum", "example", "examples", "required"})
 """Keywords whose values are no schemas."""
+MOST_ALTERNATIVES = 256
+"""Alternatives of which every two are compared."""
 
 
 def closed(schema: Any) -> Any:
@@ -87,12 +91,17 @@ def _demand_number(schema: dict[str, Any]) -> None:
 def _separate(schema: dict[str, Any]) -> None:
     """Replaces a `oneOf` by an `anyOf` whose alternatives exclude each other, if it can."""
     alternatives = schema.get("oneOf")
-    if not isinstance(alternatives, list) or "anyOf" in schema:
+    if not isinstance(alternatives, list) or "anyOf" in schema or len(alternatives) > MOST_ALTERNATIVES:
         return
+    shapes = [_shape(alternative) for alternative in alternatives]
     separate = []
-    for alternative in alternatives:
-        others = [other for other in alternatives if other is not alternative]
-        if (alone := _excluding(alternative, others, schema.get("required", []))) is not None:
+    for index, alternative in enumerate(alternatives):
+        overlapping = [
+            other
+            for other, shape in zip(alternatives, shapes, strict=True)
+            if other is not alternative and not _disjoint(shapes[index], shape)
+        ]
+        if (alone := _excluding(alternative, overlapping, schema.get("required", []))) is not None:
             separate.append(alone)
     if separate:
         del schema["oneOf"]
@@ -100,15 +109,16 @@ def _separate(schema: dict[str, Any]) -> None:
 
 
 def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[str, Any] | None:
-    """Returns a schema of values that fulfil none of `others`, or None. The parent schema requires `required`."""
+    """Returns a schema of values that fulfil none of `others`, or None. The parent schema requires `required`.
+
+    `others` are the alternatives that may share a value with it.
+    """
     if not isinstance(schema, dict):
         return None
     forbidden: dict[str, bool] = {}
     for other in others:
         if not isinstance(other, dict):
             return None
-        if disjoint(schema, other):
-            continue
         needed = [*schema.get("required", []), *required]
         name = next((name for name in other.get("required", []) if name not in needed), None)
         if name is None or schema.get("type", "object") != "object" or "$ref" in schema:
@@ -119,36 +129,65 @@ def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[
     return {**schema, "type": "object", "properties": {**schema.get("properties", {}), **forbidden}}
 
 
-def disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Returns whether no value can fulfil both schemas, as far as their types and enumerated values show it."""
+def exclusive(alternatives: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether no value can fulfil two schemas, as far as their types and enumerated values show it.
+
+    >>> exclusive([{"const": 1}, {"enum": [2, 3]}]), exclusive([{"type": "integer"}, {"const": 2}])
+    (True, False)
+    """
+    shapes = [_shape(alternative) for alternative in alternatives]
+    enumerated = [shape.values for shape in shapes if shape.values is not None]
+    if len(enumerated) == len(shapes) and sum(map(len, enumerated)) == len(set().union(*enumerated)):
+        return True
+    return len(shapes) <= MOST_ALTERNATIVES and all(_disjoint(one, other) for one, other in combinations(shapes, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What tells the values of a schema from those of another one."""
+
+    kinds: frozenset[str] = frozenset(TYPES)
+    """Types of its values."""
+    values: frozenset[str] | None = None
+    """JSON of its values; None: they are not enumerated."""
+    is_object: bool = False
+    """Whether all of its values are objects."""
+    members: Mapping[str, "_Shape"] = field(default_factory=dict)
+    """Shapes of its required properties."""
+
+
+def _shape(schema: Any, *, members: bool = True) -> _Shape:
+    """Returns the shape of a schema, with those of its required properties if they count as `members`."""
+    if not isinstance(schema, dict):
+        return _Shape()
+    kinds = schema.get("type", TYPES)
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    texts = None
+    if isinstance(values, list):
+        texts = frozenset(json.dumps(value, sort_keys=True).removesuffix(".0") for value in values)
+    properties, required = schema.get("properties"), schema.get("required")
+    shapes = {}
+    if members and isinstance(properties, dict) and isinstance(required, list):
+        shapes = {name: _shape(properties[name], members=False) for name in required if name in properties}
+    numbers = frozenset("number" if kind == "integer" else kind for kind in kinds)
+    return _Shape(numbers, texts, schema.get("type") == "object", shapes)
+
+
+def _disjoint(one: _Shape, other: _Shape) -> bool:
+    """Returns whether no value can have both shapes."""
     if _apart(one, other):
         return True
-    shared = [name for name in one.get("required", []) if name in other.get("required", [])]
-    if one.get("type") != "object" and other.get("type") != "object":
-        shared = []
-    mine, theirs = one.get("properties", {}), other.get("properties", {})
-    parts = [(mine.get(name), theirs.get(name)) for name in shared]
-    return any(isinstance(a, dict) and isinstance(b, dict) and _apart(a, b) for a, b in parts)
+    if not one.is_object and not other.is_object:
+        return False
+    return any(_apart(shape, other.members[name]) for name, shape in one.members.items() if name in other.members)
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Returns whether two schemas have types or enumerate values, and have none in common."""
-    if not _kinds(one) & _kinds(other):
+def _apart(one: _Shape, other: _Shape) -> bool:
+    """Returns whether two shapes have types or enumerate values, and have none in common."""
+    if one.kinds.isdisjoint(other.kinds):
         return True
-    mine, theirs = _values(one), _values(other)
-    return mine is not None and theirs is not None and not mine & theirs
-
-
-def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    kinds = schema.get("type", TYPES)
-    return {"number" if kind == "integer" else kind for kind in ([kinds] if isinstance(kinds, str) else kinds)}
-
-
-def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return (
-        {json.dumps(value, sort_keys=True).removesuffix(".0") for value in values} if isinstance(values, list) else None
-    )
+    return one.values is not None and other.values is not None and one.values.isdisjoint(other.values)
 
 
 def _with(names: list[str], more: Iterable[str]) -> list[str]:

@@ -280,4 +280,4 @@ def _batch(prompts: Sequence[int | str | Sequence[int]]) -> TextPrompts | TokenP
 
 
 def _all_ids(prompt: Sequence[int | str | Sequence[int]]) -> TypeGuard[Sequence[int]]:
-    return all(isinstance(entry, int) for entry in prompt)
+    return set(map(type, prompt)) == {int}  # in C: a prompt of millions is refused by its length later

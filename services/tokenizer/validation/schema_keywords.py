@@ -4,7 +4,7 @@ Each value of a rewritten schema fulfils the schema as it was sent.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -33,7 +33,7 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
 """Values with which a keyword constrains nothing. null, which some generators write, is another one."""
 MOST_IN_SET = 6
 """Values of which all sets are enumerated."""
-_PYTHON = {"string": str, "integer": int}
+_PYTHON = {"string": str, "integer": int, "null": type(None)}
 """Python's types of enumerated values, by the type in their schema."""
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 HOSTNAME = rf"^(?=.{{1,253}}\.?$){_LABEL}(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{{0,61}}[0-9a-zA-Z])?)*\.?$"
@@ -110,12 +110,17 @@ def _enumerate_sets(schema: dict[str, Any], resource: Mapping[str, Any]) -> None
         return
     if items.keys() - {"const", "description", "enum", "title", "type"} or schema.keys() & {"contains", "prefixItems"}:
         return
-    if "type" in items and not all(type(value) is _PYTHON.get(items["type"]) for value in values):
+    if "type" in items and not {type(value) for value in values} <= _python_types(items["type"]):
         return
     least, most = schema.pop("minItems", 0), schema.pop("maxItems", len(values))
     sizes = [size for size in range(len(values) + 1) if least <= size <= most]
     del schema["uniqueItems"], schema["items"]
     schema["enum"] = [list(some) for size in sizes for some in combinations(values, size)]
+
+
+def _python_types(kinds: str | Sequence[str]) -> Set[type]:
+    """Returns Python's types of values, by one or several types of a schema, as far as `_PYTHON` has them."""
+    return {_PYTHON[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _PYTHON}
 
 
 def _dereferenced(schema: Any, resource: Mapping[str, Any]) -> Any:

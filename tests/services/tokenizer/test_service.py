@@ -525,6 +525,12 @@ async def test_the_deadline_of_the_request_limits_its_wait() -> None:
         await setup.send({"prompt": "x", "timeout_ms": 1000, "priority": -1}, queue=urgent)
 
 
+async def test_a_deadline_beyond_all_numbers_is_refused_where_there_is_a_queue() -> None:
+    async with queue_of(30) as setup:
+        setup.detokenizer.state = OpenState.ABSENT
+        assert (await setup.refused({"prompt": "x", "timeout_ms": 10**400})).code in {400, 429}
+
+
 async def test_a_request_that_may_run_already_is_refused_by_its_detokenizer() -> None:
     async with queue_of(30) as setup:
         setup.detokenizer.state = OpenState.ABSENT

@@ -184,3 +184,16 @@ async def test_a_replica_with_unreadable_messages_is_no_target(scene: Scene) -> 
     scene.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"\x63")
     await scene.bus.flush()
     assert scene.router.choose(work()) in {"a", "b"}
+
+
+async def test_nothing_is_kept_of_replicas_that_have_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that was never a choice, and of one whose last message comes late."""
+    scene.router.choose(work())
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * SILENCE)
+    await scene.beat("c")
+    for name in ("b", "c"):
+        await scene.tell(name, [])
+    scene.router.choose(work())
+    assert set(scene.router._cached) == {"c"}
+    assert set(scene.router._sent) <= {"c"}

@@ -205,3 +205,17 @@ def test_large_bounds_beside_such_a_keyword_demand_more(seed: int, keyword: str,
     assert abs(value) <= EXACT
     assert jsonschema.Draft202012Validator(schema).is_valid(value)
     assert clamped({"maximum": 100}) == {"maximum": 100}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"maximum": float("inf"), "minimum": ID},
+        {"enum": [ID], "type": [{}]},
+    ],
+)
+def test_a_malformed_schema_is_the_clients_fault(schema: dict[str, Any]) -> None:
+    from pagewire.services.tokenizer.validation.json_schemas import stricter
+
+    with pytest.raises((InvalidRequest, GrammarError)):
+        grammar_of(StructuredOutputsParams(json=schema), rewrite=stricter)

@@ -3,7 +3,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pagewire.services.tokenizer.validation.json_schemas import closed, stricter
+from pagewire.services.tokenizer.validation.json_schemas import MOST_ALTERNATIVES, closed, exclusive, stricter
 
 NAMES = {"type": "string"}
 SHAPES = {"oneOf": [{"required": ["side"]}, {"required": ["radius"]}, {"required": ["base", "height"]}]}
@@ -49,6 +49,15 @@ def test_a_value_of_the_stricter_schema_is_one_of_the_original(schema: Any, allo
 )
 def test_other_schemas_stay_as_they_are(schema: Any) -> None:
     assert stricter(schema) == schema
+
+
+def test_many_alternatives_are_compared_in_linear_time_or_not_at_all() -> None:
+    """A schema of a megabyte has 50,000 alternatives, and two threads compile all grammars."""
+    many = [{"const": 2**53 + number} for number in range(20 * MOST_ALTERNATIVES)]
+    assert exclusive(many)
+    assert not exclusive([*many, many[0]])
+    objects = [{"type": "object", "required": [f"p{number}"]} for number in range(20 * MOST_ALTERNATIVES)]
+    assert stricter({"oneOf": objects}) == {"oneOf": objects}
 
 
 def test_closed_objects_have_no_other_properties() -> None:

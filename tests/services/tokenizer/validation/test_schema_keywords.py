@@ -43,6 +43,7 @@ NUMBER = {"type": "number"}
             '{"blue":1}',
         ),
         ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", 2]}, "minItems": 1}, '["a",2]', '["a","a"]'),
+        ({"uniqueItems": True, "items": {"type": ["string", "null"], "enum": ["a", None]}}, '["a",null]', '["a","a"]'),
         (
             {"uniqueItems": True, "items": {"$ref": "#/$defs/C"}, "$defs": {"C": {"type": "string", "enum": ["a"]}}},
             '["a"]',
