@@ -11,27 +11,37 @@ MAX_NAME_LENGTH = 256
 MAX_HELD_LENGTH = 8192
 """Characters of arguments that are held back because the name comes after them."""
 
+BARE_KEYS = ("name", "type")
+"""Keys that a call without a tag begins with."""
 _ARGUMENTS = ("arguments", "parameters")
 """Keys of the arguments."""
 _SCALARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzE")
 """Characters of numbers, `true`, `false` and `null`."""
 
 
-def call_object(reader: Reader) -> Steps[None]:
+def call_object(reader: Reader, *, bare: bool = False) -> Steps[None]:
     """Reads `{"name": "f", "arguments": {...}}`, in any order, with `parameters` as another name, and other keys.
 
     The arguments go out as they come, to the letter. The call can no longer be refused once its name and the beginning
     of its arguments are known.
+
+    Args:
+        reader: reads the text.
+        bare: whether no tag tells a call from other JSON: then it begins with one of `BARE_KEYS`, and has arguments.
 
     Raises:
         Malformed: the text is something else.
     """
     name, early_arguments = "", ""
     has_arguments = begun = False
+    first_key = True
     yield from reader.expect("{")
     while True:
         yield from reader.space()
         key = yield from _string(reader)
+        if bare and first_key and key not in BARE_KEYS:
+            raise Malformed
+        first_key = False
         yield from reader.space()
         yield from reader.expect(":")
         yield from reader.space()
@@ -57,7 +67,7 @@ def call_object(reader: Reader) -> Steps[None]:
             break
         if following != ",":
             raise Malformed
-    if not name:
+    if not name or (bare and not has_arguments):
         raise Malformed
     if not begun:
         reader.call(name)

@@ -14,8 +14,9 @@ from pagewire.shared.messages.client import ChatFormat
 class MessageParser:
     """Finds reasoning and tool calls in the text of one completion.
 
-    Any split of a text gives the same message, and every character is passed on as soon as no further text could
-    change what it belongs to. A text that looks like a call and turns out to be something else is content.
+    Any split of a text gives the same message. Content and reasoning are passed on as soon as no further text could
+    change what they are, and arguments as soon as their format says their JSON: some write each one as plain text
+    between tags. A text that looks like a call and turns out to be something else is content.
 
     >>> parser = MessageParser(ChatFormat(reasoning="think"))
     >>> parser.push("<think>Easy.</th")

@@ -27,7 +27,9 @@ def json_value(text: str, *, is_text: bool) -> str:
     if not is_text:
         try:
             value: Any = json.loads(_PYTHON.get(text.strip(), text))
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            encoded.encode()  # half of a surrogate pair is no text
+            return encoded
         except (ValueError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)

@@ -69,8 +69,8 @@ def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
 
 
 def with_forced_call(request: GenerateRequest) -> SamplingParams:
-    """Returns the sampling parameters of a request, with a grammar if the answer must call tools: any other form is
-    then without an object. `check_tools` has checked the request."""
+    """Returns the sampling parameters of a request. If the answer must call tools, the grammar of the calls takes the
+    place of the form that the request asks for. `check_tools` has checked the request."""
     choice = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
     if not request.tools or (choice is None and request.tool_choice != "required"):
         return request.sampling

@@ -21,7 +21,7 @@ from pagewire.services.tokenizer.chat.template_probe import MessageRules
 from pagewire.shared.process.linux_process import die_with
 
 CPU_SECONDS = 0.5
-"""CPU seconds for one conversation, and for the compilation of all templates."""
+"""CPU seconds for one conversation, for one probe of a template, and for the compilation of all templates."""
 MEMORY = 256 * 1024 * 1024
 """Maximum address space in bytes; the interpreter and Jinja take 30 MB."""
 MAX_TEXT = 32 * 1024 * 1024

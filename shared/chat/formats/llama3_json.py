@@ -16,7 +16,7 @@ def _calls(reader: Reader) -> Steps[None]:
     yield from reader.optional(TAG)
     while True:
         yield from reader.space()
-        yield from call_object(reader)
+        yield from call_object(reader, bare=True)
         yield from reader.space()
         reader.mark()
         if not (yield from reader.optional(";")):

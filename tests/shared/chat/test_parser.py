@@ -157,6 +157,8 @@ NO_CALLS = [
     ("hermes", '<tool_call>{"arguments": {"a": "' + "x" * 10_000 + '"}, "name": "f"}</tool_call>'),
     ("llama3_json", ' {"answer": 42}\n'),
     ("llama3_json", '{"name": "Bob", "age": 3'),
+    ("llama3_json", '{"name": "Bob", "age": 3}'),
+    ("llama3_json", '{"parameters": {"name": "x"}, "name": "get_time"}'),
     ("llama3_json", "The answer is {42}."),
     ("mistral", "[TOOL_CALLS]"),
     ("mistral", "[TOOL_CALLS] [1, 2]"),

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from pagewire.services.tokenizer.chat.grammars.lark import SPACE, symbols
 from pagewire.services.tokenizer.chat.grammars.typed_calls import FREE, typed_rules
 from pagewire.shared.chat.formats import HARMONY, NAMED, REQUIRED, TOOL_TAGS, TYPED, harmony, kimi_k2, llama3_json
+from pagewire.shared.chat.json_call import BARE_KEYS
 
 TEXT = "/(?s:.*)/"
 ANY_ARGUMENTS = '%json {"type": "object"}'
 """Lark of arguments that follow no schema."""
 HELD = frozenset({HARMONY, "hermes", "kimi_k2", "llama3_json", "mistral", *TYPED})
 """Formats whose arguments can follow a schema."""
-_NO_CALL = r'/(?s:.*)/ & ~/[ \n\r\t]*\{[ \n\r\t]*"name"(?s:.*)/'
-"""A text that does not begin as a call of `llama3_json` does."""
+_NO_CALL = (
+    rf"/(?s:.*)/ & ~/[ \n\r\t]*({re.escape(llama3_json.TAG)})?[ \n\r\t]*"
+    rf'\{{[ \n\r\t]*"(({"|".join(BARE_KEYS)})"|[^"\\]*\\)(?s:.*)/'
+)
+"""A text that does not begin as a call of `llama3_json` may: with one of its keys, or one that has an escape."""
 
 
 def any_arguments(calls: str) -> str:
@@ -35,7 +39,7 @@ def call_rule(calls: str, arguments: Mapping[str, str], token_ids: Mapping[str, 
     Args:
         calls: format of the calls of an answer.
         arguments: Lark of each tool's arguments, by its name.
-        token_ids: ids of tags, or of parts of them, that are tokens of their own: no other token has their text.
+        token_ids: ids of tags, or of parts of them, that are tokens of their own: no other single token has their text.
         bare: Lark of a whole call that has no tag, where the text may also be other JSON: llguidance takes no
             alternative in Lark to a JSON schema that begins alike.
     """

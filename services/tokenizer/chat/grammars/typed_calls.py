@@ -49,7 +49,9 @@ def arguments_of(function: Mapping[str, Any], texts: Sequence[str]) -> list[Argu
     """
     schema = parameters_of(function)
     properties, required = schema.get("properties", {}), schema.get("required") or []
-    if schema.keys() - _PLAIN or not isinstance(properties, dict) or set(required) - properties.keys():
+    if schema.keys() - _PLAIN or not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
         return None
     if not all(_NAME.fullmatch(name) and isinstance(part, dict) for name, part in properties.items()):
         return None

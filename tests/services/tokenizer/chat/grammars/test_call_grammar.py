@@ -102,6 +102,19 @@ def test_an_answer_without_a_call_is_free(calls: str, *, special: bool) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("begin", ['{"type": "function", "name"', ' <|python_tag|> {"name"', '{"na\\u006de"'])
+def test_a_call_without_a_tag_follows_the_schema_however_it_begins(begin: str, *, special: bool) -> None:
+    text = begin + ': "look", "parameters": {"a": "x"}}'
+    assert not accepts("llama3_json", "", Progress.OVER, text, special=special, free=True)
+
+
+def test_arguments_with_a_malformed_schema_are_free() -> None:
+    malformed: list[object] = [True, [{}], "at"]
+    for required in malformed:
+        assert arguments_of({"name": "f", "parameters": {"properties": {"at": {}}, "required": required}}, []) is None
+
+
+@pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("calls", sorted(TYPED))
 def test_arguments_between_tags_are_texts_choices_or_json(calls: str, *, special: bool) -> None:
     properties = {
