@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -183,8 +183,6 @@ class ClientHandlers:
             return
         try:
             request = decode_request(message.data, DetokenizeRequest, encoding_of(message.headers))
-            if not all(0 <= token <= MAX_TOKEN_ID for token in request.token_ids):
-                raise invalid_field("token_ids", "holds a number that cannot be a token id")
         except InvalidRequest as error:
             self._replier.refuse(message, error)
             return
@@ -196,8 +194,18 @@ class ClientHandlers:
         tokens = request.token_ids
         if self._prefix and not request.keep_prefix and tokens[: len(self._prefix)] == self._prefix:
             tokens = tokens[len(self._prefix) :]
-        text = await asyncio.to_thread(self._tokenizer.decode, tokens, skip_special_tokens=False)
-        self._replier.send(message, DetokenizeReply(text))
+        try:
+            text = await asyncio.to_thread(self._decode, tokens)
+        except InvalidRequest as error:
+            self._replier.refuse(message, error)
+        else:
+            self._replier.send(message, DetokenizeReply(text))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens; on a thread, because a request may have millions of them."""
+        if not all(0 <= token <= MAX_TOKEN_ID for token in tokens):
+            raise invalid_field("token_ids", "holds a number that cannot be a token id")
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)

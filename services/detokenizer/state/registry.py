@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from pagewire.services.detokenizer.state.restore import restore
 from pagewire.services.detokenizer.state.stream import Stream, StreamState
@@ -23,8 +24,21 @@ STREAM_BYTES = 2048
 """Estimated size of a stream without tokens."""
 TOKEN_BYTES = 128
 """Estimated size of a token and its text."""
+REPORT_BYTES = 128
+"""Estimated size of the log-probabilities at one position, without their packed ids and values."""
 
 _done = Decoder(Done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An ended stream in memory."""
+
+    stream: Stream
+    expires: float
+    """Time of the event loop until which it is kept."""
+    size: int
+    """Estimated bytes."""
 
 
 class Registry:
@@ -33,10 +47,8 @@ class Registry:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: dict[str, Stream] = {}
-        self._ended: OrderedDict[str, Stream] = OrderedDict()
+        self._ended: OrderedDict[str, _Kept] = OrderedDict()
         """The ended streams in the order in which they ended."""
-        self._expiries: OrderedDict[str, float] = OrderedDict()
-        """Times of the event loop until which they are kept, in the same order."""
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._ended_bytes = 0
         self._emptied = asyncio.Event()
@@ -56,7 +68,7 @@ class Registry:
     @property
     def latest_ended(self) -> Iterator[Stream]:
         """The ended streams in memory, the one that ended last first."""
-        return reversed(self._ended.values())
+        return (kept.stream for kept in reversed(self._ended.values()))
 
     def __len__(self) -> int:
         """Number of streams that have not ended."""
@@ -69,7 +81,10 @@ class Registry:
 
     def find(self, request_id: str) -> Stream | None:
         """Returns the stream in memory."""
-        return self._open.get(request_id) or self._ended.get(request_id)
+        if (stream := self._open.get(request_id)) is not None:
+            return stream
+        kept = self._ended.get(request_id)
+        return None if kept is None else kept.stream
 
     async def recall(self, request_id: str) -> Stream | None:
         """Returns the stream in memory, else the ended stream that is rebuilt from its record.
@@ -129,9 +144,9 @@ class Registry:
     def _keep(self, stream: Stream) -> None:
         if stream.request_id in self._ended:
             self._remove_ended(stream.request_id)
-        self._ended[stream.request_id] = stream
-        self._expiries[stream.request_id] = asyncio.get_running_loop().time() + KEEP_ENDED
-        self._ended_bytes += _size(stream)
+        kept = _Kept(stream, asyncio.get_running_loop().time() + KEEP_ENDED, _size(stream))
+        self._ended[stream.request_id] = kept
+        self._ended_bytes += kept.size
         while len(self._ended) > MAX_ENDED or (self._ended_bytes > MAX_ENDED_BYTES and len(self._ended) > 1):
             self._remove_ended(next(iter(self._ended)))
         if self._sweep_timer is None:
@@ -141,18 +156,20 @@ class Registry:
         """Forgets the ended streams that are over their time, now and whenever the next one is."""
         loop = asyncio.get_running_loop()
         self._sweep_timer = None
-        while self._expiries and self._sweep_timer is None:
-            request_id, expires = next(iter(self._expiries.items()))
-            if expires <= loop.time():
+        while self._ended and self._sweep_timer is None:
+            request_id, kept = next(iter(self._ended.items()))
+            if kept.expires <= loop.time():
                 self._remove_ended(request_id)
             else:
-                self._sweep_timer = loop.call_at(expires, self._sweep)
+                self._sweep_timer = loop.call_at(kept.expires, self._sweep)
 
     def _remove_ended(self, request_id: str) -> None:
-        del self._expiries[request_id]
-        self._ended_bytes -= _size(self._ended.pop(request_id))
+        self._ended_bytes -= self._ended.pop(request_id).size
 
 
 def _size(stream: Stream) -> int:
     """Estimates the bytes that an ended stream takes."""
-    return STREAM_BYTES + TOKEN_BYTES * stream.tokens
+    size = STREAM_BYTES + TOKEN_BYTES * stream.tokens + sum(map(len, stream.prompts))
+    for reports in (*stream.prompt_logprobs, *(completion.logprobs or () for completion in stream.completions)):
+        size += sum(REPORT_BYTES + len(each.ids) + len(each.values) for each in reports if each is not None)
+    return size

@@ -12,6 +12,7 @@ from pagewire.services.detokenizer.state.stream import Stream, StreamState
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.errors import DeadlineExceeded
 from pagewire.shared.messages import encode
+from pagewire.shared.messages.done import ReportedLogprobs
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -116,6 +117,24 @@ async def test_the_size_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPa
         streams.move_to_ended(stream)
         assert streams.find(f"r{number}"), "the newest is kept whatever its size"
     assert [number for number in range(5) if streams.find(f"r{number}")] == [3, 4]
+
+
+@pytest.mark.parametrize("of_prompt", [True, False])
+async def test_log_probabilities_count_as_memory(*, of_prompt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation asks for those of 2,000 tokens and generates one."""
+    reports = [ReportedLogprobs(1, b"1234" * 20, b"1234" * 20)] * 1000
+    monkeypatch.setattr(registry, "MAX_ENDED_BYTES", 500 * registry.REPORT_BYTES)
+    streams = Registry(store())
+    for number in range(2):
+        stream = ended(f"r{number}")
+        if of_prompt:
+            stream.restored_prompt_logprobs = (tuple(reports),)
+        else:
+            stream.completions = [Completion([1], ["a"], "stop", None, reports)]
+        streams.add(stream)
+        streams.move_to_ended(stream)
+    assert not streams.find("r0")
+    assert streams.find("r1")
 
 
 @pytest.mark.parametrize("error", [None, DeadlineExceeded("too late")])
