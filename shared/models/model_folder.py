@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pagewire.shared.models.fetch import fetch
 from pagewire.shared.models.gguf import config as gguf_config
 from pagewire.shared.models.gguf.ends import eos_ids as eos_of_gguf
 from pagewire.shared.models.gguf.reader import SUFFIX, GgufModel, model_name
+from pagewire.shared.models.hub_download import COPIES, WEIGHTS, download
 from pagewire.shared.models.named_models import BUNDLED as BUNDLED_NAME
 from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
 from pagewire.shared.models.text_config import text_part
@@ -23,8 +25,10 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 """Folder of the small model that is part of the package."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_WEIGHTS = "*.safetensors"
-_DOWNLOADED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
+SINGLE = "model.safetensors"
+"""File with the weights of a model."""
+INDEX = "model.safetensors.index.json"
+"""File that names the files of a model's weights, if they are several."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -47,7 +51,7 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
         model: name of the model. A folder of that name takes precedence over a short name or a hub id.
         revision: branch, tag or commit of a hub id; "": the newest.
         weights: whether a download includes the weights.
-        stop: stops the download of a named model when it is set.
+        stop: stops the download when it is set.
 
     Raises:
         ConfigurationError: there is no such folder, file or model, or the model cannot be fetched; or there is a
@@ -55,10 +59,10 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
     """
     model = model or DEFAULT.name
     if revision and (
-        Path(model).expanduser().exists() or model in NAMED_MODELS or model == BUNDLED_NAME or model.endswith(SUFFIX)
+        _expanded(model).exists() or model in NAMED_MODELS or model == BUNDLED_NAME or model.endswith(SUFFIX)
     ):
         raise ConfigurationError(f"only a hub id has revisions, and {model} is none: leave revision out")
-    folder = Path(model).expanduser()
+    folder = _expanded(model)
     if folder.is_dir():
         return folder.resolve()
     if folder.suffix == SUFFIX:
@@ -71,7 +75,15 @@ def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threa
         return fetch(NAMED_MODELS[model], stop)
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
-    return _download(model, revision, weights=weights)
+    return download(model, revision, weights=weights, stop=stop)
+
+
+def _expanded(text: str) -> Path:
+    """Returns a path with the home folder in place of `~`, or as it is if there is no such user."""
+    path = Path(text)
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    return path
 
 
 def served_token(settings: Settings) -> str:
@@ -93,7 +105,7 @@ def served_name(settings: Settings) -> str:
 def _own_name(settings: Settings) -> str:
     if not settings.model:
         return DEFAULT.name
-    folder = Path(settings.model).expanduser()
+    folder = _expanded(settings.model)
     if folder.suffix == SUFFIX:
         return model_name(folder)
     return folder.resolve().name if folder.is_dir() else settings.model
@@ -209,12 +221,23 @@ def revision(path: Path) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Returns the files with the weights of a folder or of a GGUF model.
+    """Returns the files with the weights of a folder or of a GGUF model, as far as a folder has them.
+
+    Other files of a folder, such as copies in another format, are not read.
 
     Raises:
-        ConfigurationError: a part of a GGUF model is missing or broken.
+        ConfigurationError: a part of a GGUF model is missing or broken, or a folder's index is.
     """
-    return list(GgufModel.open(path).files) if path.suffix == SUFFIX else sorted(path.glob("*.safetensors"))
+    if path.suffix == SUFFIX:
+        return list(GgufModel.open(path).files)
+    files = sorted(path.glob(WEIGHTS))
+    if (index := path / INDEX).exists():
+        named = _read_object(index).get("weight_map")
+        names = set(map(str, named.values())) if isinstance(named, dict) else set()
+        return [file for file in files if file.name in names]
+    if (single := path / SINGLE) in files:
+        return [single]
+    return [file for file in files if not file.match(COPIES[0])]
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -231,17 +254,3 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(f"{file} does not hold a JSON object: fetch the model again")
     return value
-
-
-def _download(model: str, revision: str, *, weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base class of its connection errors
-
-    try:
-        patterns = [pattern for pattern in _DOWNLOADED if weights or pattern != _WEIGHTS]
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
-    except (OSError, ValueError, HTTPError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigurationError(
-            f"there is no folder or short name {model}, and the hub does not give a model of that id: {reason[0]}"
-        ) from error

@@ -3,9 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models import model_folder
@@ -20,6 +18,7 @@ from pagewire.shared.models.model_folder import (
     revision,
     served_name,
     tokenizer_folder,
+    weight_files,
 )
 from pagewire.shared.models.named_models import DEFAULT
 from pagewire.shared.settings.config import Settings
@@ -51,18 +50,17 @@ def write(file: Path, value: object) -> None:
 class Hub:
     """Stands in for the hub's download."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> None:
-        self.asked: list[tuple[str, list[str]]] = []
-        self.revisions: list[str | None] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Path) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        """Id of each model, and whether its weights are downloaded."""
+        self.revisions: list[str] = []
         self._result = result
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
+        monkeypatch.setattr(model_folder, "download", self.download)
 
-    def download(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        self.asked.append((repo_id, allow_patterns))
+    def download(self, model: str, revision: str, *, weights: bool, stop: object) -> Path:
+        self.asked.append((model, weights))
         self.revisions.append(revision)
-        if isinstance(self._result, Exception):
-            raise self._result
-        return str(self._result)
+        return self._result
 
 
 def test_the_bundled_model_has_a_name() -> None:
@@ -96,31 +94,11 @@ def test_a_file_is_no_folder(folder: Path) -> None:
     assert "config.json" in refused(lambda: resolve(str(folder / "config.json")))
 
 
-def test_a_hub_id_is_downloaded_without_unused_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, folder)
     assert resolve("org/tiny-1.5B") == folder
-    ((repo, patterns),) = hub.asked
-    assert repo == "org/tiny-1.5B"
-    assert "*.safetensors" in patterns
-    assert "*.json" in patterns
-    assert not any("bin" in pattern or "py" in pattern for pattern in patterns)
+    assert hub.asked == [("org/tiny-1.5B", True)]
     assert served_name(Settings(model="org/tiny-1.5B")) == "org/tiny-1.5B"
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        LocalEntryNotFoundError("cannot reach the hub\nand more lines"),
-        OSError("disk full"),
-        ValueError("bad id"),
-        ConnectionError(),
-    ],
-)
-def test_a_failed_download_is_an_error_of_one_line(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    Hub(monkeypatch, failure)
-    message = refused(lambda: resolve("org/tiny"))
-    assert "org/tiny" in message
-    assert (str(failure).splitlines() or ["ConnectionError"])[0] in message
 
 
 def test_only_a_hub_id_has_a_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +115,7 @@ def test_random_weights_and_tokenizers_need_no_weights(folder: Path, monkeypatch
     folder_of(Settings(model="org/name", load_format="dummy"))
     tokenizer_folder(Settings(model="bundled", tokenizer="org/words"))
     assert [name for name, _ in hub.asked] == ["org/name", "org/words"]
-    assert not any("safetensors" in pattern for _, patterns in hub.asked for pattern in patterns)
+    assert not any(weights for _, weights in hub.asked)
 
 
 def test_the_tokenizer_is_the_model_s_unless_it_is_set(folder: Path) -> None:
@@ -244,6 +222,22 @@ def test_the_revision_follows_configuration_and_weight_files(folder: Path) -> No
     assert all(len(digest) == 12 for digest in revisions)
     (folder / "notes.txt").write_text("x")
     assert revision(folder) in revisions
+
+
+def test_copies_of_the_weights_in_another_format_do_not_count(folder: Path) -> None:
+    parts = [folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file in (*parts, folder / "consolidated.safetensors", folder / "other.safetensors"):
+        file.write_bytes(b"1")
+    assert set(weight_files(folder)) == {*parts, folder / "other.safetensors"}
+    write(folder / "model.safetensors.index.json", {"weight_map": {"a": parts[0].name, "b": parts[1].name}})
+    assert weight_files(folder) == parts
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"1")
+    assert weight_files(folder) == [folder / "model.safetensors"]
+
+
+def test_the_home_of_nobody_is_no_model() -> None:
+    assert "there is no folder ~nobody-at-all/m" in refused(lambda: resolve("~nobody-at-all/m"))
 
 
 def test_the_bundled_model_is_complete() -> None:
