@@ -81,7 +81,7 @@ class LLM:
     """`LLM("folder-or-id").generate(["Hello"], SamplingParams(max_tokens=16))`.
 
     The constructor starts a stack on free ports; the stack ends with `close`, with the `with` block, or with the
-    program.
+    program. Where a broker is named, by `nats_url` or in the environment, the stack uses that one.
 
     Args:
         model: folder, .gguf file, hub id or short name; empty: the default model, or the bundled one where that cannot
@@ -242,6 +242,8 @@ class LLM:
             raise InvalidRequest(f"there are {len(requests)} prompts and {len(each)} adapters")
         if not self._settings.enable_lora:
             raise InvalidRequest("lora_request needs LLM(..., enable_lora=True)")
+        if not self._stack.brokers:
+            raise InvalidRequest("lora_request needs a broker of the LLM's own: leave nats_url out")
         absolute = [msgspec.structs.replace(one, lora_path=os.path.abspath(one.lora_path)) for one in each if one]
         self._thread.run(self._load({one.lora_name: one for one in absolute}))
         named = [{} if one is None else {"model": one.lora_name} for one in each]

@@ -172,12 +172,24 @@ class Broker:
     def reload(self) -> None:
         """Has the server read the tenants' keys again. It cuts the connections of removed keys."""
         if self._folder is not None and self._bound:
-            self._write_configuration(self._folder, self.port)
-            self._signal(signal.SIGHUP)
+            try:
+                self._write_configuration(self._folder, self.port)
+            except OSError as error:
+                log.warning("keys_not_changed", reason=str(error))
+            else:
+                self._signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """Ends the server and removes its temporary folder. May be called twice."""
         await self._end()
+        self._remove_folder()
+
+    def kill(self) -> None:
+        """Ends the server at once and removes its temporary folder."""
+        self._signal(signal.SIGKILL)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -22,7 +22,7 @@ async def keep_running(broker: Broker) -> None:
         _log.warning("broker_ended", code=code)
         try:
             await broker.start()
-        except BusUnavailable as error:
+        except (BusUnavailable, OSError) as error:  # its folder may be on a full disk
             _log.warning("broker_not_started", reason=str(error), retry_in=RETRY_DELAY)
             await asyncio.sleep(RETRY_DELAY)
 

@@ -104,6 +104,11 @@ class Cluster:
         for broker in self.brokers:
             broker.reload()
 
+    def kill(self) -> None:
+        """Ends all servers at once, without waiting for them."""
+        for broker in self.brokers:
+            broker.kill()
+
     async def stop(self) -> None:
         """Ends all servers. May be called twice."""
         await asyncio.gather(*(broker.stop() for broker in self.brokers))

@@ -61,7 +61,7 @@ async def control_socket(port: int | None, add: Add) -> AsyncIterator[None]:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_private(path.parent)
-        path.unlink(missing_ok=True)  # of a stack that was killed: this one has the port now
+        path.unlink(missing_ok=True)  # of a stack that was killed, or of one with the port at another address
         server = await asyncio.start_unix_server(on_connection, path, limit=LINE_LIMIT)
     except (OSError, ConfigurationError) as error:
         _log.warning("no_control_socket", path=str(path), reason=str(error))

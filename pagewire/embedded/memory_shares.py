@@ -1,6 +1,7 @@
 """Divides the memory of this machine among the models of a stack, before anything is loaded."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ async def share_memory(models: Sequence[Settings], promised: int = 0, *, always:
 
     Args:
         models: settings with the paths of the models and a device that is not auto.
-        promised: bytes of this machine that models which run already may still take.
+        promised: bytes of this machine's own memory, not of its GPUs, that models which run already may still take.
         always: whether a model that is alone gets a bound, too.
 
     Raises:
@@ -51,13 +52,16 @@ def _share(models: Sequence[Settings], promised: int) -> list[Settings]:
 
 
 def free_gpu_memory(utilization: float) -> int:
-    """Returns the bytes that can be used on each GPU: those that are free, without the share that is left unused.
+    """Returns the bytes that can be used on each visible GPU: those that are free, without the share that is left
+    unused.
 
     Raises:
         ConfigurationError: `nvidia-smi` does not say how many there are.
     """
     try:
-        done = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=True)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        command = (*GPU_QUERY, *(("--id", visible) if visible else ()))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=True)
         gpus = [[int(number) << 20 for number in line.split(",")] for line in done.stdout.splitlines()]
         return min(free - int(total * (1 - utilization)) for free, total in gpus)
     except (OSError, subprocess.SubprocessError, ValueError) as error:

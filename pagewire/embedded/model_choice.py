@@ -42,6 +42,20 @@ def check_names(models: Sequence[Settings]) -> None:
         )
 
 
+def added_to(models: Sequence[Settings], model: Settings, *, own_broker: bool) -> Settings:
+    """Returns the settings of a model that is served beside others, with the adapters that change it.
+
+    Raises:
+        ConfigurationError: it or its adapter has the name of another one, or the stack's `own_broker`, which was
+            started without adapters, has no room for them.
+    """
+    check_names([*models, model])
+    *_, added = with_own_adapters([*models, model])
+    if added.enable_lora and own_broker and not any(each.enable_lora for each in models):
+        raise ConfigurationError("the broker of this stack has no room for adapters: start it with --enable-lora")
+    return added
+
+
 async def choose_model(settings: Settings) -> Settings:
     """Returns the settings with the paths of model and tokenizer and the name in requests, and fetches missing files.
 

@@ -44,9 +44,13 @@ class Spares:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with ours:
                 with theirs:
-                    process = await asyncio.create_subprocess_exec(
-                        *command, env=environment, stdin=theirs.fileno(), stdout=2, start_new_session=True
-                    )
+                    try:
+                        process = await asyncio.create_subprocess_exec(
+                            *command, env=environment, stdin=theirs.fileno(), stdout=2, start_new_session=True
+                        )
+                    except OSError as error:  # the machine has no room for it, and nothing waits for it
+                        _log.warning("spare_process_not_started", reason=str(error))
+                        continue
                 await self._wait(command, _Spare(process, ours))
 
     async def _wait(self, command: Command, spare: _Spare) -> None:

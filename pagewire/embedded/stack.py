@@ -4,9 +4,9 @@ import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import structlog
@@ -19,7 +19,7 @@ from pagewire.embedded.control import control_socket
 from pagewire.embedded.drainer import FRONT, wait_until_idle
 from pagewire.embedded.idle_models import IdleModel
 from pagewire.embedded.memory_shares import share_memory
-from pagewire.embedded.model_choice import check_names, choose_model, choose_models
+from pagewire.embedded.model_choice import added_to, choose_model, choose_models
 from pagewire.embedded.programs import GATEWAY, PIPELINE, ServiceProgram, check_supported, programs_of
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
@@ -41,8 +41,6 @@ BROKER = "broker"
 END_TIMEOUT = 15.0
 """Seconds after the drain within which a process that has a successor must end."""
 SUPERVISOR = "supervisor"
-START_TIMEOUT = 300.0
-"""Seconds within which all services must be ready; loading a large model takes long."""
 MAX_ENDS = 3
 """Ends of a process before its model is ready for the first time after which the model is given up."""
 _log = structlog.get_logger()
@@ -138,7 +136,8 @@ class Stack:
         """Starts the servers, whose URL is that of all models from then on."""
         settings = self.settings
         self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
-        self._cluster = Cluster(settings, self._api_keys)
+        adapters = any(each.enable_lora for each in self._models)
+        self._cluster = Cluster(msgspec.structs.replace(settings, enable_lora=adapters), self._api_keys)
         await self._cluster.start()
         broker = {"nats_url": self._cluster.url, "nats_cluster": 1, "nats_replicas": store_replicas(settings)}
         self._models = [msgspec.structs.replace(each, **broker) for each in self._models]
@@ -189,29 +188,13 @@ class Stack:
             Unavailable: a service ends again and again, or was not ready within `START_TIMEOUT` seconds.
         """
         assert self._running is not None
-        loads = await self._until_ready(self._programs, self._running, since)
+        assert self._watchdog is not None
+        loads = await self._watchdog.until_ready(self._programs, self._running, since)
         self._served = True
         load = loads.get(GATEWAY, {})
         scheme = "https" if self.settings.ssl_certfile else "http"
         http = f"{scheme}://{bracketed(self.settings.host)}:{int(load['port'])}" if load else ""
         return Address(self.settings.nats_url, http)
-
-    async def _until_ready(
-        self, programs: Iterable[str], failure: asyncio.Future[None], since: float = 0.0
-    ) -> dict[str, dict[str, float]]:
-        """Waits until programs are ready; returns the load that each reports. Raises the exception of `failure`."""
-        assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(list(programs), since))
-        try:
-            either: set[asyncio.Future[Any]] = {waiting, failure}
-            await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
-            if failure.done():
-                failure.result()
-            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
-        finally:
-            waiting.cancel()
 
     async def add(self, settings: Settings) -> str:
         """Serves one more model, with the settings of this stack where all models share them.
@@ -223,6 +206,7 @@ class Stack:
             Unavailable: a service ends again and again, or was not ready within `START_TIMEOUT` seconds.
         """
         assert self._supervisor is not None
+        assert self._watchdog is not None
         async with self._additions:
             model = await self._choose(settings)
             name = served_name(model)
@@ -233,7 +217,7 @@ class Stack:
             try:
                 for program in programs.values():
                     self._supervisor.start(self._program(program))
-                await self._until_ready(programs, failure)
+                await self._watchdog.until_ready(programs, failure)
             except BaseException:
                 await asyncio.shield(self._forget(self._end(name)))
                 raise
@@ -272,7 +256,9 @@ class Stack:
         model = await asyncio.to_thread(device_choice.resolve, msgspec.structs.replace(settings, **common))
         check_supported(model)
         model = await choose_model(model)
-        check_names([*self._models, model])
+        model = added_to(self._models, model, own_broker=self._cluster is not None)
+        if model.device == "cuda" and any(idle.reserved for idle, _ in self._idle.values()):
+            raise ConfigurationError("an unloaded model needs its memory of the GPU again: send it a request first")
         loads = [self._watchdog.load(name) for name in self._programs]
         promised = sum(idle.reserved for idle, _ in self._idle.values())
         promised += sum(max(0.0, load.get(RESERVED, 0.0) - load.get(MEMORY, 0.0)) for load in loads)
@@ -311,11 +297,12 @@ class Stack:
         return names
 
     async def _forget(self, names: Sequence[str]) -> None:
-        """Waits until processes have ended, and kills those that do not."""
+        """Waits until processes have ended, or `END_TIMEOUT` seconds, after which they are killed; forgets them."""
         assert self._supervisor is not None
         await self._supervisor.ended(names, END_TIMEOUT)
         for name in names:
             self._programs.pop(name, None)
+            self._ends.pop(name, None)
 
     async def wait(self) -> None:
         """Waits until cancelled.
@@ -361,13 +348,20 @@ class Stack:
         """Ends the services before the broker, which they need to finish their work."""
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait({self._running})
-        if self._listener is not None:
-            self._listener.close()
-        if self._bus is not None:
-            await self._bus.close()
-        if self._cluster is not None:
-            await self._cluster.stop()
+        try:
+            if self._running is not None:
+                await asyncio.wait({self._running})
+            if self._bus is not None:
+                await self._bus.close()
+            if self._cluster is not None:
+                await self._cluster.stop()
+        except asyncio.CancelledError:  # an impatient user: the services die with this process
+            if self._cluster is not None:
+                self._cluster.kill()
+            raise
+        finally:
+            if self._listener is not None:
+                self._listener.close()
 
     def _program(self, program: ServiceProgram) -> Program:
         listener = self._listener if program.service == GATEWAY else None

@@ -3,18 +3,20 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import structlog
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, NoResponders, RequestTimeout
+from pagewire.shared.errors import BusError, NoResponders, RequestTimeout, Unavailable
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process.peers import SILENCE, Peers
 
+START_TIMEOUT = 300.0
+"""Seconds within which all services must be ready; loading a large model takes long."""
 PING_TIMEOUT = 1.0
 """Seconds within which a service without heartbeats must answer a ping."""
 RECONNECT_TIMEOUT = 10.0
@@ -105,6 +107,26 @@ class Watchdog:
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
         await self._peers.listen(on_change=self._on_heartbeat)
+
+    async def until_ready(
+        self, programs: Iterable[str], failure: asyncio.Future[None], since: float = 0.0
+    ) -> dict[str, dict[str, float]]:
+        """Waits until programs are ready, as `all_ready` does. Raises the exception of `failure`, if it has one.
+
+        Raises:
+            Unavailable: they were not ready within `START_TIMEOUT` seconds.
+        """
+        waiting = asyncio.create_task(self.all_ready(list(programs), since))
+        try:
+            either: set[asyncio.Future[Any]] = {waiting, failure}
+            await asyncio.wait(either, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            if failure.done():
+                failure.result()
+            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
+        finally:
+            waiting.cancel()
 
     async def all_ready(self, programs: Iterable[str], since: float = 0.0) -> dict[str, dict[str, float]]:
         """Waits until every program is ready; returns the load that each reports, by name.

@@ -34,15 +34,24 @@ LARGE_ALLOCATION = 1 << 20
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = {"memory.max": "memory.current", "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes"}
-"""Files with a container's limit and with what it uses, of cgroup v2 and v1."""
+_LIMITS = {
+    "memory.max": ("memory.current", "memory.stat", "inactive_file"),
+    "memory/memory.limit_in_bytes": (
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+}
+"""Files with a container's limit, with what it uses, and with the part of that, by name, that the kernel takes back
+from cached files when memory is short; of cgroup v2 and v1."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Has this process killed when its supervisor ends, however it ends; no effect without a supervisor."""
+    """Has this process killed when the thread of its supervisor that started it ends, as when the supervisor does; no
+    effect without a supervisor."""
     if PARENT in os.environ:
         die_with(int(os.environ[PARENT]))
 
@@ -165,10 +174,17 @@ def free_memory() -> int:
     """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    for limit, used in _LIMITS.items():
+    for limit, (used, statistics, cached) in _LIMITS.items():
         if (_CGROUP / limit).exists() and (most := (_CGROUP / limit).read_text().strip()) != "max":
-            free = min(free, int(most) - int((_CGROUP / used).read_text()))
+            taken = int((_CGROUP / used).read_text()) - _statistic(_CGROUP / statistics, cached)
+            free = min(free, int(most) - taken)
     return max(free, 0)
+
+
+def _statistic(file: Path, name: str) -> int:
+    """Returns the number that a file of statistics has in the line `name`; 0 without it."""
+    lines = (line.split() for line in file.read_text().splitlines()) if file.exists() else ()
+    return next((int(value) for key, value in lines if key == name), 0)
 
 
 def _exists(process: int) -> bool:

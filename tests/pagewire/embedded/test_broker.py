@@ -1,6 +1,7 @@
 """The embedded nats-server: who may do what, and that nothing is left of it."""
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -12,11 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
+from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker, PortTaken, find_server
 from pagewire.embedded.broker_config import MAX_PAYLOAD
 from pagewire.embedded.stack import Stack
@@ -276,3 +279,48 @@ class TestServer:
         with server as url, pytest.raises(ConfigurationError, match="--jetstream"):
             async with Stack(Settings(model="bundled", nats_url=url)):
                 pass
+
+
+async def test_a_server_that_is_killed_leaves_nothing() -> None:
+    broker = Broker(port=0)
+    await broker.start()
+    folder, process = broker.folder, broker.pid
+    assert process is not None
+    broker.kill()
+    await broker.wait()
+    assert not folder.exists()
+    assert not alive(process)
+
+
+async def test_a_full_disk_does_not_end_the_care_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_care, "RETRY_DELAY", 0.0)
+    starts: list[str] = []
+    started = asyncio.Event()
+
+    class Dead:
+        async def wait(self) -> int:
+            if len(starts) > 1:
+                started.set()
+                await asyncio.Event().wait()
+            return 1
+
+        async def start(self) -> None:
+            starts.append("attempt")
+            if len(starts) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    care = asyncio.create_task(broker_care.keep_running(cast("Broker", Dead())))
+    async with asyncio.timeout(PATIENCE):
+        await started.wait()
+    care.cancel()
+
+
+async def test_keys_that_cannot_be_written_do_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with Broker(port=0) as broker:
+        monkeypatch.setattr(broker, "_write_configuration", full)
+        with capture_logs() as logs:
+            broker.reload()
+        assert [entry["event"] for entry in logs] == ["keys_not_changed"]

@@ -58,6 +58,20 @@ def test_the_free_memory_of_gpus_is_that_of_the_fullest(monkeypatch: pytest.Monk
     assert free_gpu_memory(0.9) == (1000 << 20) - int((2000 << 20) * (1 - 0.9))
 
 
+def test_only_visible_gpus_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def answer(command: tuple[str, ...], **_: object) -> "subprocess.CompletedProcess[str]":
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "1000, 2000\n", "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    for visible in ("", "0,GPU-1f"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        free_gpu_memory(0.9)
+    assert asked == [GPU_QUERY, (*GPU_QUERY, "--id", "0,GPU-1f")]
+
+
 def test_a_missing_nvidia_smi_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="nvidia-smi"):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.embedded.model_choice import choose_model
+from pagewire.embedded.model_choice import added_to, choose_model
+from pagewire.shared.adapters.lora_modules import parse
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import BUNDLED
 from pagewire.shared.models.named_models import DEFAULT
@@ -58,3 +59,27 @@ def test_the_services_get_the_path_of_the_model_that_drafts() -> None:
     missing = Settings(model="bundled", device="cpu", speculative_config='{"model": "/nowhere"}')
     with pytest.raises(ConfigurationError, match="/nowhere"):
         asyncio.run(choose_model(missing))
+
+
+def added(model: Settings, *, adapters: bool, own_broker: bool = True) -> Settings:
+    served = Settings(served_model_name="a", enable_lora=adapters, lora_modules="x=/x" if adapters else "")
+    return added_to([served], model, own_broker=own_broker)
+
+
+def test_an_added_model_has_its_own_adapters() -> None:
+    text = '{"name": "y", "path": "/y", "base_model_name": "a"}, z=/z'
+    model = added(Settings(served_model_name="b", enable_lora=True, lora_modules=text), adapters=True)
+    assert [module.name for module in parse(model.lora_modules)] == ["z"]
+
+
+@pytest.mark.parametrize("name", ["a", "x"])
+def test_an_added_model_has_no_name_of_another_model_or_its_adapter(name: str) -> None:
+    with pytest.raises(ConfigurationError):
+        added(Settings(served_model_name=name), adapters=True)
+
+
+def test_adapters_need_room_on_the_broker_of_the_stack() -> None:
+    model = Settings(served_model_name="b", enable_lora=True)
+    with pytest.raises(ConfigurationError, match="--enable-lora"):
+        added(model, adapters=False)
+    assert added(model, adapters=False, own_broker=False).enable_lora

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from pagewire.embedded.programs import ServiceProgram
+from pagewire.embedded.spares import Spares
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.settings.config import Settings
 from tests.support.processes import alive
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="spare processes need Linux")]
 
@@ -134,3 +136,20 @@ def test_only_executors_have_a_spare_process_with_pytorch() -> None:
         service: ServiceProgram(service, service, settings).spare for service in ("executor", "tokenizer", "gateway")
     }
     assert spares["tokenizer"] == spares["gateway"] != spares["executor"]
+
+
+async def test_a_machine_without_room_for_a_spare_process_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[str] = []
+    again = asyncio.Event()
+
+    async def refuse(*_: object, **__: object) -> None:
+        attempts.append("attempt")
+        if len(attempts) > 1:
+            again.set()
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    keeping = asyncio.create_task(Spares(0.0).keep(SPARE, {}))
+    async with asyncio.timeout(PATIENCE):
+        await again.wait()
+    keeping.cancel()
