@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from pagewire.commands import session
-from pagewire.commands.stack_at_port import at_port
+from pagewire.commands.stack_at_port import TIMEOUT, at_port
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.programs import describe_replicas
@@ -106,10 +106,11 @@ def _model(settings: Settings) -> str:
     path = model_folder.folder_of(settings)
     config = model_folder.read_config(path)
     weights = model_folder.weight_files(path)
-    if not weights:
+    if not weights and settings.load_format != "dummy":
         raise ConfigurationError(f"{path} has no *.safetensors: fetch the weights in that format")
-    if path.is_dir() and not (path / "tokenizer.json").exists():
-        raise ConfigurationError(f"{path} has no tokenizer.json: fetch it beside the weights")
+    tokenizer = model_folder.tokenizer_folder(settings)
+    if tokenizer.is_dir() and not (tokenizer / "tokenizer.json").exists():
+        raise ConfigurationError(f"{tokenizer} has no tokenizer.json: fetch it beside the weights")
     size = sum(file.stat().st_size for file in weights)
     context = model_folder.max_model_len(settings, config)
     return f"{model_folder.served_name(settings)}, {size >> 20} MiB of weights, context {context}"
@@ -118,7 +119,9 @@ def _model(settings: Settings) -> str:
 async def _connection(settings: Settings) -> str:
     url = nats_urls(settings)
     try:
-        async with session.client_of(await at_port(settings)) as client:
+        settings = await at_port(settings)
+        url = nats_urls(settings)
+        async with session.client_of(settings) as client:
             names = ", ".join(info.name for info in await client.models())
     except BusUnavailable:
         if settings.nats_url:
@@ -128,7 +131,8 @@ async def _connection(settings: Settings) -> str:
 
 
 def _port(settings: Settings) -> str:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe:
+        probe.settimeout(TIMEOUT)
         if probe.connect_ex((settings.host, settings.port)) == 0:
             raise ConfigurationError(f"another program listens on port {settings.port}: choose another --port")
     return f" on port {settings.port}"

@@ -12,10 +12,12 @@ import structlog
 from pagewire.commands import session
 from pagewire.embedded.control import add_model
 from pagewire.embedded.stack import Stack
+from pagewire.shared.adapters.lora_modules import parse
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
-from pagewire.shared.settings.config import STACK_WIDE, Settings
+from pagewire.shared.settings.config import STACK_WIDE, Settings, names
+from pagewire.shared.settings.speculation import draft_model, with_draft_model
 
 _log = structlog.get_logger()
 
@@ -84,5 +86,16 @@ def _with_whole_paths(settings: Settings) -> Settings:
         text = getattr(settings, field)
         with suppress(OSError):  # a template may be too long for a name
             if text and Path(text).expanduser().exists():
-                changes[field] = str(Path(text).expanduser().absolute())
+                changes[field] = _whole_path(text)
+    if settings.lora_dirs:
+        changes["lora_dirs"] = ",".join(map(_whole_path, names(settings.lora_dirs)))
+    if modules := parse(settings.lora_modules):
+        whole = [msgspec.structs.replace(module, path=_whole_path(module.path)) for module in modules]
+        changes["lora_modules"] = msgspec.json.encode(whole).decode()
+    if (draft := draft_model(settings)) is not None and Path(draft.model).expanduser().exists():
+        settings = with_draft_model(settings, _whole_path(draft.model))
     return msgspec.structs.replace(settings, **changes)
+
+
+def _whole_path(text: str) -> str:
+    return str(Path(text).expanduser().absolute())

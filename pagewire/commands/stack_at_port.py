@@ -22,15 +22,22 @@ class _Version(msgspec.Struct):
 
 
 async def at_port(settings: Settings) -> Settings:
-    """Returns the settings with the broker's URL of the stack at `port`, if they name a port and no broker.
+    """Returns the settings with the broker's URL of the stack at `port`, if they name no broker.
+
+    Where no gateway answers at the default port, they stay as they are: a stack may have none.
 
     Raises:
-        BusUnavailable: no gateway answers there.
+        BusUnavailable: no gateway answers at another port.
         ConfigurationError: it needs another key.
     """
-    if settings.nats_url or settings.nats_port is not None or settings.port in (0, FIELDS["port"].default):
+    if settings.nats_url or settings.nats_port is not None or settings.port == 0:
         return settings
-    return msgspec.structs.replace(settings, nats_url=await asyncio.to_thread(_broker_behind, settings))
+    try:
+        return msgspec.structs.replace(settings, nats_url=await asyncio.to_thread(_broker_behind, settings))
+    except (BusUnavailable, ConfigurationError):
+        if settings.port != FIELDS["port"].default:
+            raise
+        return settings
 
 
 def _broker_behind(settings: Settings) -> str:

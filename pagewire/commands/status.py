@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pagewire.commands import session
 from pagewire.commands.stack_at_port import at_port
-from pagewire.embedded.programs import PIPELINE, replicas_of
+from pagewire.embedded.programs import GATEWAY, PIPELINE, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusError, ConfigurationError
@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line per service instance."""
     settings = session.quiet(flags.read_settings(arguments))
+    if arguments.service is not None and not subjects.is_token(arguments.service):
+        raise ConfigurationError(f"{arguments.service!r} cannot be a service: give {', '.join((*PIPELINE, GATEWAY))}")
+    if arguments.alive and arguments.watch is not None:
+        raise ConfigurationError("--alive answers once, and --watch goes on: give one of them")
     if arguments.alive:
         if arguments.service is None:
             raise ConfigurationError("--alive is about one service: give --service NAME")
@@ -54,7 +58,7 @@ async def _status(settings: Settings, service: str | None, every: float | None, 
     bus = await _connect(await at_port(settings), service)
     try:
         if every is not None:
-            await _watch(bus, service, settings, max(every, 0.1))
+            await _watch(bus, service, settings, max(every, 0.1), here=here)
         instances = await _ask(bus, service, here=here)
     finally:
         await bus.close()
@@ -79,11 +83,11 @@ async def _ask(bus: Bus, service: str | None, *, here: bool) -> list[Stats]:
     return [stats for stats in instances if not here or stats.metadata.get("host") == socket.gethostname()]
 
 
-async def _watch(bus: Bus, service: str | None, settings: Settings, every: float) -> None:
+async def _watch(bus: Bus, service: str | None, settings: Settings, every: float, *, here: bool) -> None:
     """Draws the table in place, until cancelled."""
     with Live(auto_refresh=False) as live:
         while True:
-            lines, _ = report(await ask(bus, service), service, settings)
+            lines, _ = report(await _ask(bus, service, here=here), service, settings)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             await asyncio.sleep(every)
 
@@ -93,12 +97,15 @@ def report(instances: list[Stats], service: str | None, settings: Settings) -> t
     lines = table(instances)
     models = by_model(instances) if service is None else {"": instances}
     missing = {model: _missing(replies, service, settings) for model, replies in models.items()}
+    gateways = [stats for stats in instances if stats.name == f"pagewire-{GATEWAY}"]
+    if service is None and gateways and not any(stats.metadata.get("ready") == "true" for stats in gateways):
+        missing[""] = [*missing.get("", ()), GATEWAY]  # it is no model's
     if service is None and instances:
         lines = [*columns(summary(model, models[model], bool(missing[model])) for model in models), "", *lines]
     lines += problems(instances)
     for model, names in missing.items():
         if names:
-            of_model = f"{model}: " if len(models) > 1 else ""
+            of_model = f"{model}: " if model and len(models) > 1 else ""
             lines.append(f"not ready: {of_model}{', '.join(names)}")
     return lines, any(missing.values())
 

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -126,12 +127,17 @@ def load_of(stats: bytes, name: str, *, draining: bool) -> float:
 
 
 async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """Returns the replies of all instances, or of the instances of one service, ordered by name and id."""
+    """Returns the replies of all instances, or of the instances of one service, ordered by name and id.
+
+    Services of other programs on the same broker, which answer, too, are left out.
+    """
     subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
     replies: list[Stats] = []
     try:
         async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
-            replies.append(msgspec.json.decode(reply.data, type=Stats))  # noqa: PERF401 - keeps replies before a timeout
+            with suppress(msgspec.DecodeError):  # of another program
+                replies.append(msgspec.json.decode(reply.data, type=Stats))
     except (NoResponders, RequestTimeout):
         pass  # no instance is running, or all have replied
-    return sorted(replies, key=lambda stats: (stats.name, stats.id))
+    own = (stats for stats in replies if stats.name.startswith("pagewire-"))
+    return sorted(own, key=lambda stats: (stats.name, stats.id))

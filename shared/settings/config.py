@@ -134,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_lora_rank: Annotated[int, msgspec.Meta(ge=1, le=512)] = 16
     """Highest rank of an adapter."""
     max_cpu_loras: Positive | None = None
-    """Adapters that stay in memory when nothing runs with them; by default `max_loras`."""
+    """Adapters that stay in memory, the last used ones, beside others that run; by default `max_loras`."""
     lora_dirs: str = ""
     """Folders from which adapters may be loaded at run time, separated by commas or as a list in JSON; by default none
     are."""
@@ -240,6 +240,8 @@ STACK_WIDE = frozenset(
         "allowed-origins",
         "api-key",
         "api-key-file",
+        "console",
+        "demo-faults",
         "drain-timeout",
         "gpu-memory-utilization",
         "log-format",
@@ -257,6 +259,7 @@ STACK_WIDE = frozenset(
         "nats-tls-key",
         "nats-url",
         "nats-user",
+        "per-request-spec-decode-metrics",
         "ssl-ca-certs",
         "ssl-certfile",
         "ssl-keyfile",
@@ -306,6 +309,16 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
     return _settings({**shared, **settings_in(environ, FIELDS), **flags})
 
 
+def names_model(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: Path | None = None) -> bool:
+    """Returns whether a flag, a variable or `config` names a model.
+
+    Raises:
+        ConfigurationError: `config` cannot be read.
+    """
+    shared, tables = config_file.read(config)
+    return "model" in {**shared, **settings_in(environ, FIELDS), **flags} or bool(tables)
+
+
 def load_models(
     models: Sequence[str],
     flags: Mapping[str, Any],
@@ -330,7 +343,7 @@ def load_models(
             raise ConfigurationError(f"{name} is the same for all models: move it out of the table of {model}")
     own: list[dict[str, Any]] = [{"model": model} for model in models]
     if len(models) > 1 and "served-model-name" in (common := {**shared, **explicit}):
-        served = names(common["served-model-name"].replace(" ", ","))
+        served = names(str(common["served-model-name"]).replace(" ", ","))
         if len(served) != len(models):
             raise ConfigurationError(
                 f"served-model-name has {len(served)} names for {len(models)} models: give one for each, in their order"

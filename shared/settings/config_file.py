@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from pagewire.shared.errors import ConfigurationError
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
@@ -54,4 +56,9 @@ def _parse(path: Path) -> dict[Any, Any]:
 def _with_dashes(fields: Mapping[Any, Any]) -> dict[str, Any]:
     """Returns settings as their flags are called: vLLM's files have underscores, too, and lists of several values."""
     values = {str(name).replace("_", "-"): value for name, value in fields.items()}
-    return {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: ",".join(map(_text, value)) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _text(value: object) -> str:
+    """Returns an entry of a list as it is written in a flag: a table as JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)

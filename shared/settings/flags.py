@@ -119,9 +119,10 @@ def read_models(namespace: argparse.Namespace) -> list[Settings]:
         ConfigurationError: a setting is invalid.
     """
     flags, models = given_flags(namespace), list(namespace.models)
+    named = config.names_model(flags, config=vars(namespace).get("config"))
     for name in SEVERAL:
         values = vars(namespace).get(FIELDS[name].name) or []
-        if not models and "model" not in flags and len(values) > 1 and _is_model(values[-1]):
+        if not models and not named and len(values) > 1 and _is_model(values[-1]):
             # `--served-model-name NAME MODEL`: the parser cannot know that the last one is the command's own argument.
             models, flags[name] = [values[-1]], ",".join(values[:-1])
     return config.load_models(models, flags, config=vars(namespace).get("config"))

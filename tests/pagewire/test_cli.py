@@ -314,3 +314,12 @@ def test_generate_without_a_text_asks_for_one(
     monkeypatch.setattr(sys, "stdin", None)
     assert cli.main(["generate"]) == 2
     assert "give TEXT" in capsys.readouterr().err
+
+
+def test_doctor_needs_no_weights_of_a_dummy_model_nor_its_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text((BUNDLED / "config.json").read_text())
+    flags = ["--load-format", "dummy", "--tokenizer", "bundled", "--nats-url", "nats://127.0.0.1:1"]
+    assert cli.main(["doctor", "--model", str(tmp_path), *flags]) == 1
+    assert "FAILED model" not in capsys.readouterr().out

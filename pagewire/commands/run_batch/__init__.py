@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = session.quiet(flags.read_settings(arguments))
     lines = batch.read(arguments.input_file)
+    if arguments.output_file.exists() and arguments.output_file.samefile(arguments.input_file):
+        raise ConfigurationError(f"{arguments.output_file} has the requests: choose another file for the answers")
     try:
         output = arguments.output_file.open("w")
     except OSError as error:

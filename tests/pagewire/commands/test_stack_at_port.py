@@ -3,12 +3,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from pagewire.commands.stack_at_port import at_port
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.settings.config import Settings
+from pagewire.shared.settings.config import FIELDS, Settings
 from tests.support.processes import free_port
 
 pytestmark = pytest.mark.anyio
@@ -53,8 +54,15 @@ async def test_a_port_without_a_program_is_no_stack() -> None:
         await at_port(Settings(port=free_port(), host="0.0.0.0"))
 
 
+async def test_the_default_port_needs_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gateway(b'{"nats": "nats://127.0.0.1:5000"}') as port:
+        monkeypatch.setitem(FIELDS, "port", SimpleNamespace(default=port))
+        for key, url in (("secret", "nats://127.0.0.1:5000"), ("wrong", "")):
+            assert (await at_port(Settings(port=port, api_key=key))).nats_url == url
+
+
 @pytest.mark.parametrize(
-    "settings", [Settings(), Settings(port=0), Settings(port=1, nats_port=5000), Settings(port=1, nats_url="nats://a")]
+    "settings", [Settings(port=0), Settings(port=1, nats_port=5000), Settings(port=1, nats_url="nats://a")]
 )
 async def test_without_a_port_or_with_a_broker_nothing_is_asked(settings: Settings) -> None:
     assert await at_port(settings) is settings

@@ -1,4 +1,8 @@
+import pytest
+
+from pagewire import cli
 from pagewire.commands import status
+from pagewire.embedded.programs import PIPELINE
 from pagewire.shared.process.discovery import Stats
 from pagewire.shared.settings.config import Settings
 
@@ -41,3 +45,26 @@ def test_each_model_has_a_line_with_its_services_memory_and_queue() -> None:
     counts = ["detokenizer=1", "executor=1", "scheduler=1", "tokenizer=1"]
     assert lines[1].split() == ["a", "ready", "1", *counts, "2.50GB", "3", "7"]
     assert lines[2].split() == ["b", "not", "ready", "0", *counts, "2.50GB", "3", "7"]
+
+
+def test_a_gateway_that_is_not_ready_is_missing() -> None:
+    replies = [reply(service, model) for model in "ab" for service in PIPELINE]
+    _, missing = status.report([*replies, reply("gateway", "")], None, Settings())
+    assert not missing
+    lines, missing = status.report([*replies, reply("gateway", "", ready=False)], None, Settings())
+    assert missing
+    assert lines[-1] == "not ready: gateway"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--service", "a b"], "'a b' cannot be a service"),
+        (["--service", "tokenizer", "--alive", "--watch"], "--alive answers once"),
+    ],
+)
+def test_a_status_that_cannot_be_meant_is_refused(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", *arguments]) == 2
+    assert reason in capsys.readouterr().err

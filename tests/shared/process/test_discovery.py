@@ -9,11 +9,15 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.process import discovery
 from pagewire.shared.process.discovery import Responder
 from pagewire.shared.settings.config import Settings
 from tests.support.responder import settle
 
 pytestmark = pytest.mark.anyio
+
+
+OTHER = b'{"name": "shop", "id": "1", "started": "", "metadata": {}}'
 
 
 def heartbeat() -> Heartbeat:
@@ -96,3 +100,17 @@ async def test_clients_the_supervisor_and_the_probe_are_answered(prefix: str, an
     else:
         with pytest.raises(RequestTimeout):
             await asking
+
+
+async def test_services_of_other_programs_are_left_out() -> None:
+    broker = MemoryBroker()
+    await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(served_model_name="m"), heartbeat).listen()
+    other = MemoryBus(broker)
+
+    def reply(message: Message) -> None:
+        for body in (b'{"name": "shop", "id": "1", "started": "", "metadata": null}', b"{}", OTHER):
+            other.publish(message.reply, body)
+
+    await other.subscribe("$SRV.STATS", reply)
+    found = await discovery.ask(MemoryBus(broker, inbox_prefix="_INBOX"))
+    assert [stats.name for stats in found] == ["pagewire-tokenizer"]

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.shared.adapters.lora_modules import parse
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.settings import config
 from pagewire.shared.settings.config import Settings, seconds
@@ -98,3 +99,21 @@ def test_a_table_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, name
 
 def test_the_settings_of_a_stack_are_settings() -> None:
     assert config.FIELDS.keys() > config.STACK_WIDE
+
+
+def test_the_last_alias_is_the_model_only_where_nothing_else_names_one(tmp_path: Path) -> None:
+    file = tmp_path / "pagewire.toml"
+    file.write_text("model = 'org/large'")
+    assert config.names_model({}, {}, file)
+    assert config.names_model({}, {variable("model"): "org/large"})
+    assert not config.names_model({"served-model-name": "a,b"}, {})
+
+
+def test_a_list_of_tables_is_one_of_objects(tmp_path: Path) -> None:
+    (alone,) = models(tmp_path, "lora-modules = [{name = 'a', path = '/a'}, 'b=/b']")
+    assert [module.name for module in parse(alone.lora_modules)] == ["a", "b"]
+
+
+def test_a_number_as_the_name_of_several_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="served-model-name"):
+        models(tmp_path, "served-model-name = 7", "a", "b")

@@ -89,3 +89,12 @@ def test_a_malformed_file_is_refused_by_line(tmp_path: Path, capsys: pytest.Capt
         file.write_bytes(good + wrong)
         assert cli.main(["run-batch", "-i", str(file), "-o", str(tmp_path / "out.jsonl")]) == 2
         assert reason in capsys.readouterr().err
+
+
+def test_the_requests_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n')
+    before = file.read_text()
+    assert cli.main(["run-batch", "-i", str(file), "-o", str(tmp_path / "." / file.name)]) == 2
+    assert "choose another file" in capsys.readouterr().err
+    assert file.read_text() == before
