@@ -38,13 +38,14 @@ class StructuredOutputsParams(
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are sampled and when generation stops. Names and defaults are vLLM's.
 
-    A field that a request leaves out has the value of the model's generation_config, or else the default here.
+    A field that a request leaves out has the value of the model's generation_config, or else the default here; a beam
+    search has the default.
     """
 
     n: int = 1
     """Completions per prompt."""
     max_tokens: int | None = 16
-    """Maximum number of generated tokens; None: up to the context length."""
+    """Maximum number of generated tokens; None: the model's own maximum, or else up to the context length."""
     min_tokens: int = 0
     """Number of generated tokens before which neither EOS nor a stop ends the text."""
     temperature: float = 1.0

@@ -54,7 +54,7 @@ class Done(Wire, frozen=True):
     secret: bytes = b""
     """`OpenStream.secret` of the request."""
     prompts: tuple[bytes, ...] = ()
-    """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
+    """Packed ids of each prompt, if the answer has them or log-probabilities of prompts."""
     prompt_logprobs: tuple[tuple[ReportedLogprobs | None, ...], ...] = ()
     """Log-probabilities of each token of each prompt; None for the first tokens."""
     chat_format: ChatFormat | None = None

@@ -13,7 +13,8 @@ AWAITS_SUCCESSOR = "awaits_successor"
 """Gauge of a detokenizer: 1 while it drains and still takes streams, because no other one is ready yet."""
 
 UNLOADED = "unloaded"
-"""Gauge of a scheduler: 1 while its model is unloaded until the next request, and until it is loaded for that."""
+"""Gauge of a scheduler, and of the supervisor's heartbeat in place of an executor's: 1 while the model is unloaded
+until the next request, and until it is loaded for that."""
 MEMORY = "memory"
 """Gauge of every service: bytes that its process holds."""
 RESERVED = "reserved"

@@ -83,7 +83,7 @@ class OpenState(IntEnum):
     OPENED = 0
     """The stream is new: the tokenizer queues the request."""
     ATTACHED = 1
-    """The request runs or has ended: its frames go to the new inbox too, and nothing is queued."""
+    """The stream is there or has ended: its frames go to the new inbox too, and nothing is queued."""
     CONFLICT = 2
     """A request with another body has the id: the tokenizer answers 409."""
     FULL = 3
@@ -93,8 +93,8 @@ class OpenState(IntEnum):
     ABSENT = 5
     """The request is not known here, and `OpenStream.joins` forbids a new stream: the tokenizer answers 503 or 429."""
     WAITING = 6
-    """The client has sent the request before, and no scheduler has it yet: the tokenizer queues it, unless it knows
-    that it is queued."""
+    """The same inbox has the stream, as when a tokenizer asks twice, and no scheduler has the request yet: the
+    tokenizer queues it, unless it knows that it is queued."""
 
 
 class Opened(Wire, frozen=True):
