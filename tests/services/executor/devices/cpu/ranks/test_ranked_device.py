@@ -206,6 +206,7 @@ def test_a_call_that_rank_0_does_not_end_is_the_last(monkeypatch: pytest.MonkeyP
         step(device, (0, 0, text(0, 9), True))
     assert not device.recovers
     (process,) = device._followers._all  # type: ignore[attr-defined]
+    monkeypatch.setattr(followers, "CLOSE_TIMEOUT", PATIENCE)
     device.close()
     assert process.process.returncode == 0
 
@@ -220,7 +221,8 @@ def test_signals_to_all_processes_leave_the_ranks_to_rank_0(devices: list[Device
     step(ranked, (0, 0, text(0, 9), True))
 
 
-def test_ranks_end_with_rank_0() -> None:
+def test_ranks_end_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "CLOSE_TIMEOUT", PATIENCE)
     device = opened(2)
     (process,) = device._followers._all  # type: ignore[attr-defined]
     device.close()

@@ -151,7 +151,8 @@ def test_a_rank_that_samples_other_tokens_is_lost(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.full
-def test_ranks_end_with_rank_0() -> None:
+def test_ranks_end_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "CLOSE_TIMEOUT", PATIENCE)
     device = opened()
     (process,) = device._followers._all  # type: ignore[attr-defined]
     device.close()
