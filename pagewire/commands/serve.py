@@ -12,7 +12,7 @@ import structlog
 from pagewire.commands import session
 from pagewire.embedded.control import add_model
 from pagewire.embedded.stack import Stack
-from pagewire.shared.adapters.lora_modules import parse
+from pagewire.shared.adapters.lora_modules import parse, with_whole_path
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
@@ -90,8 +90,7 @@ def _with_whole_paths(settings: Settings) -> Settings:
     if settings.lora_dirs:
         changes["lora_dirs"] = ",".join(map(_whole_path, names(settings.lora_dirs)))
     if modules := parse(settings.lora_modules):
-        whole = [msgspec.structs.replace(module, path=_whole_path(module.path)) for module in modules]
-        changes["lora_modules"] = msgspec.json.encode(whole).decode()
+        changes["lora_modules"] = msgspec.json.encode(list(map(with_whole_path, modules))).decode()
     if (draft := draft_model(settings)) is not None and Path(draft.model).expanduser().exists():
         settings = with_draft_model(settings, _whole_path(draft.model))
     return msgspec.structs.replace(settings, **changes)

@@ -36,7 +36,7 @@ def lora_modules(settings: Settings) -> list[LoraModule]:
     """
     if not settings.lora_modules:
         return []
-    modules = [_absolute(module) for module in parse(settings.lora_modules)]
+    modules = [with_whole_path(module) for module in parse(settings.lora_modules)]
     own = model_folder.served_names(settings)
     names = list(own)
     for module in modules:
@@ -90,5 +90,6 @@ def parse(text: str) -> list[LoraModule]:
     return modules
 
 
-def _absolute(module: LoraModule) -> LoraModule:
+def with_whole_path(module: LoraModule) -> LoraModule:
+    """Returns an adapter with a path that does not depend on this process's folder."""
     return msgspec.structs.replace(module, path=str(Path(module.path).expanduser().absolute()))
