@@ -111,8 +111,7 @@ class Policy:
         Returns the sequences that have sampled for the first time since they got their slot.
         """
         sequences = self.sequences
-        by_id, needs_blocks = sequences.by_id, sequences.needs_blocks
-        prefills = sequences.prefills.keys()
+        by_id, needs_blocks, prefills = sequences.by_id, sequences.needs_blocks, sequences.prefills
         prefilled: list[Sequence] = []
         served: list[str] = []
         self.step = output.step
@@ -120,22 +119,22 @@ class Policy:
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
         self.budget.observe(output.elapsed_us, sum(counts) + output.num_drafts)
         first, more = output.split_tokens()
-        rows = zip(ids, starts, counts, first, output.finishes, strict=True)
+        rows = zip(ids, map(by_id.get, ids), starts, counts, first, output.finishes, strict=True)
         longer = [(by_id[i], row_tokens) for i, row_tokens in more.items() if i in by_id]
-        for i, start, count, token, finish in rows:
-            sequence = by_id.get(i)
+        for i, sequence, start, count, token, finish in rows:
             if sequence is None:
                 continue  # it was aborted, and the executor ran it before it had the plan
             sequence.num_computed_tokens = computed = start + count
-            sequence.last_step = self.num_steps
             tokens = sequence.tokens
             if token != NO_TOKEN and computed == len(tokens):
                 if i in prefills:
-                    prefilled.append(sequences.prefills.pop(i))
+                    prefilled.append(prefills.pop(i))
                 tokens.append(token)
                 served.append(sequence.user)
-                if computed + 1 >= sequence.allocate_at:
+                if computed >= sequence.blocks_last_until:
                     needs_blocks[i] = sequence
+            else:
+                sequence.last_step = self.num_steps
             if finish:
                 sequence.finish = Finish(finish)
                 self._count_ended(sequence)
@@ -161,8 +160,8 @@ class Policy:
         if 1 + len(tokens) > sequence.row_tokens < self.limits.block_size:
             sequence.row_tokens = min(1 + len(tokens), self.limits.block_size)
             if sequence.state is SequenceState.RUNNING:
-                self.sequences.update_allocate_at(sequence)
-        if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
+                self.sequences.update_blocks_last_until(sequence)
+        if sequence.state is SequenceState.RUNNING and len(sequence.tokens) > sequence.blocks_last_until:
             self.sequences.needs_blocks[sequence.id] = sequence
 
     def _count_ended(self, sequence: Sequence) -> None:
@@ -241,13 +240,17 @@ class Policy:
                 continue
             if blocks := sequences.allocate_blocks(sequence):
                 extended.append((sequence, blocks))
+            if sequence.id not in sequences.needs_blocks:
+                continue  # as nearly always: the pool had enough
             urgent = self.limits.missing_blocks(sequence, min(self.limits.lookahead, URGENT_STEPS))
             while urgent > coming and sequence.state is SequenceState.RUNNING:
                 preempted.append(self.running[-1].caller_ids[0])
                 coming += self._preempt(self.running[-1])
             if sequence.state is SequenceState.RUNNING:
                 coming -= max(0, urgent)
-        return [pair for pair in extended if pair[0].state is SequenceState.RUNNING], preempted
+        if preempted:
+            extended = [pair for pair in extended if pair[0].state is SequenceState.RUNNING]
+        return extended, preempted
 
     def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
         """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill beside their decodes.
@@ -376,8 +379,6 @@ def _counted(users: list[str]) -> Iterable[tuple[str, int]]:
 def _entries(extended: list[tuple[Sequence, list[int]]], groups: int) -> Iterator[int]:
     """Yields the slot of each new entry of a block table, and its blocks."""
     for sequence, blocks in extended:
-        slot = sequence.slot
-        for i, block in enumerate(blocks):
-            if i % groups == 0:
-                yield slot
-            yield block
+        for i in range(0, len(blocks), groups):
+            yield sequence.slot
+            yield from blocks[i : i + groups]

@@ -83,15 +83,15 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Positions that the prefix cache held at the first admission; None before it."""
     last_step: int = 0
-    """`Policy.num_steps` when the last row of the sequence was reported, or when it got its slot."""
+    """`Policy.num_steps` when the last part of a prompt in progress was reported, or when it got its slot."""
     delayed_since: int = -1
     """`Policy.num_steps` when prompts in progress first kept the sequence from its slot; -1: they never did."""
     row_tokens: int = 1
     """Tokens that a step may bring, by the most that one has brought; at most a block's worth."""
     passed_since: int = -1
     """`Policy.num_steps` when running adapters first kept the sequence from its slot; -1: they never did."""
-    allocate_at: int = 0
-    """Number of tokens from which on the blocks do not last for the steps ahead."""
+    blocks_last_until: int = 0
+    """Number of tokens up to which the blocks last for the steps ahead."""
     position_limit: int = 0
     """Positions after which the executor pauses the sequence, a beam, until all beams are there; 0: it runs on."""
     reported: list[ReportedLogprobs] = field(default_factory=list)

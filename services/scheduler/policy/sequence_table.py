@@ -90,7 +90,7 @@ class SequenceTable:
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
         sequence.last_step = num_steps
-        self.update_allocate_at(sequence)
+        self.update_blocks_last_until(sequence)
         insort(self.running, sequence, key=rank)
         if self.prefix_cache is not None:
             self.prefix_cache.begin(sequence)
@@ -113,7 +113,7 @@ class SequenceTable:
         blocks = self.extend(sequence, min(missing, self.pool.num_free) // self.groups.count)
         if len(blocks) == missing:
             del self.needs_blocks[sequence.id]
-            self.update_allocate_at(sequence)
+            self.update_blocks_last_until(sequence)
         return blocks
 
     def extend_prompt(self, sequence: Sequence, positions: int) -> list[int]:
@@ -132,7 +132,7 @@ class SequenceTable:
         blocks = self.extend(sequence, count) if count > 0 else []
         self._reserve(sequence, self._rest(sequence, sequence.blocks, sequence.given_back))
         if not sequence.num_reserved_blocks:
-            self.update_allocate_at(sequence)
+            self.update_blocks_last_until(sequence)
         return blocks
 
     def give_back(self, sequence: Sequence) -> None:
@@ -160,10 +160,10 @@ class SequenceTable:
         self.pool.reserved += count - sequence.num_reserved_blocks
         sequence.num_reserved_blocks = count
 
-    def update_allocate_at(self, sequence: Sequence) -> None:
-        """Sets the length at which the sequence needs more blocks, so that reading a step costs one comparison."""
+    def update_blocks_last_until(self, sequence: Sequence) -> None:
+        """Sets how long the blocks of the sequence last, so that reading a step costs one comparison."""
         held = len(sequence.blocks) // self.groups.count * self.limits.block_size
-        sequence.allocate_at = NEVER if held >= sequence.last_position else held - self.limits.ahead(sequence) + 2
+        sequence.blocks_last_until = NEVER if held >= sequence.last_position else held - self.limits.ahead(sequence) + 1
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes the slot of a running sequence to make room."""
