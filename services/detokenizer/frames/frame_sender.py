@@ -116,7 +116,7 @@ class FrameSender:
         if not subscriber.streaming:
             return self._send_last(subscriber) if ended else 0
         sent = 0
-        if subscriber.accepted is not None:
+        if subscriber.accepted is not None and not stream.refused:
             publish(subscriber.reply, subscriber.encode(subscriber.accepted))
             subscriber.accepted = None
             sent = 1

@@ -122,6 +122,7 @@ class TestDuplicates:
                     "abort", AbortStream(request_id, "unavailable", "the store is full", unless_accepted=True)
                 )
             assert (await unstored.error()).code == 503
+            assert len(unstored.frames) == 1, "a request that is refused was not accepted before"
             await finish_hello(world)
             await first.end()
 
