@@ -41,8 +41,9 @@ class MessageParser:
     def end(self, *, cut: bool = False) -> list[Part]:
         """Returns the rest of the message, whose text has ended. Must be called once.
 
-        `cut`: the limit of tokens has ended it: what has begun of a call is then no content. A text that a grammar
-        forces to be calls is nothing else, whatever ends it.
+        `cut`: the limit of tokens or a stop string has ended it: what has begun of a call is then no content, and a
+        call that has not ended has no whole arguments. A text that a grammar forces to be calls is nothing else,
+        whatever ends it.
         """
         self._reader.end(cut=cut or self._forced)
         next(self._steps, None)
@@ -84,7 +85,7 @@ class Message:
 
 
 def read_message(text: str, form: ChatFormat | None, *, cut: bool = False) -> Message:
-    """Returns the message of a whole text, which the limit of tokens may have `cut`.
+    """Returns the message of a whole text, which the limit of tokens or a stop string may have `cut`.
 
     `form`: the `chat_format` of the result that has the text.
 

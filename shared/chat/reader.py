@@ -57,6 +57,8 @@ class Reader:
         """Position in `_text` of the next character."""
         self._ended = False
         """Whether no text follows."""
+        self._cut = False
+        """Whether something else than the model has ended the text."""
         self._mark = -1
         """Position of the first character that may be refused; -1: there is none."""
         self._bare = False
@@ -74,7 +76,7 @@ class Reader:
 
     def end(self, *, cut: bool) -> None:
         """Ends the text. If it was `cut`, a tag or a call that has begun and cannot go on is dropped."""
-        self._ended = True
+        self._ended, self._cut = True, cut
         begin = self._mark if self.marked else self._at
         if cut and not self._bare and (self.marked or len(self._text) - begin > 1):  # one character may be content
             self._text, self._at = self._text[:begin], begin
@@ -84,6 +86,11 @@ class Reader:
     def marked(self) -> bool:
         """Whether the text since `mark` may still be refused."""
         return self._mark >= 0
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the text was cut, and is read to its end."""
+        return self._cut and self._at == len(self._text)
 
     def mark(self, length: int = 0) -> None:
         """Begins something that may be refused: the `length` characters that were read last, and what follows."""

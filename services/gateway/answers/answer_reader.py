@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pagewire.shared.chat.formats import NAMED
-from pagewire.shared.chat.parser import Message, MessageParser, read_message
+from pagewire.shared.chat.parser import Message, MessageParser
 from pagewire.shared.chat.parts import Kind, Part
 from pagewire.shared.messages.client import ChatFormat, Choice, FinalChoice
 
@@ -43,6 +43,10 @@ class AnswerBlock:
         except (msgspec.DecodeError, RecursionError):
             return None
 
+    def takes(self, part: Part) -> bool:
+        """Returns whether a part goes on with this block; else another one begins."""
+        return part.kind is not Kind.NAME and part.kind in {self.kind, Kind.ARGUMENTS}
+
 
 class AnswerReader:
     """Reads the choices of one request, each of them whole or as its text comes."""
@@ -59,8 +63,8 @@ class AnswerReader:
         self._form = form
         self._reasoning = reasoning
         self._parsers: defaultdict[int, MessageParser] = defaultdict(lambda: MessageParser(form or ChatFormat()))
-        self._calling: set[int] = set()
-        """Choices with calls."""
+        self._last_calls: dict[int, AnswerBlock] = {}
+        """Last call of each choice that has one."""
 
     def push(self, choice: int, text: str) -> list[Part]:
         """Returns the parts that the next piece of a choice's text completes."""
@@ -72,26 +76,30 @@ class AnswerReader:
         """Returns the last parts of a choice, whose text has ended."""
         if self._form is None:
             return []
-        return self._shown(choice.index, self._parsers[choice.index].end(cut=choice.finish_reason == "length"))
+        return self._shown(choice.index, self._parsers[choice.index].end(cut=_was_cut(choice)))
 
     def message(self, choice: Choice) -> Message:
         """Returns the message of a whole choice."""
-        message = read_message(choice.text, self._form, cut=choice.finish_reason == "length")
-        if message.calls:
-            self._calling.add(choice.index)
-        if not self._reasoning:
-            message.reasoning = None
+        message = Message()
+        for part in self._parts(choice):
+            message.add(part)
         return message
 
     def blocks(self, choice: Choice) -> list[AnswerBlock]:
-        """Returns the blocks of a whole choice, at least one: reasoning, content, calls."""
-        message = self.message(choice)
-        texts = [(Kind.REASONING, message.reasoning), (Kind.CONTENT, message.content)]
-        blocks = [AnswerBlock(kind, texts=[text]) for kind, text in texts if text]
-        for number, call in enumerate(message.calls):
-            call_id = self.call_id(choice.index, number)
-            blocks.append(AnswerBlock(Kind.NAME, call.name, call_id, [call.arguments]))
+        """Returns the blocks of a whole choice in their order, at least one."""
+        blocks: list[AnswerBlock] = []
+        for part in self._parts(choice):
+            if not blocks or not blocks[-1].takes(part):
+                blocks.append(self.block(choice.index, part))
+            if part.kind is not Kind.NAME:
+                blocks[-1].texts.append(part.text)
         return blocks or [AnswerBlock(Kind.CONTENT)]
+
+    def block(self, choice: int, part: Part) -> AnswerBlock:
+        """Returns the block that begins with a part, without the part's text."""
+        if part.kind is Kind.NAME:
+            return AnswerBlock(Kind.NAME, part.text, self.call_id(choice, part.call))
+        return AnswerBlock(part.kind)
 
     def call_id(self, choice: int, call: int) -> str:
         """Returns the id of a call, the same for the same request, in the form that the model's template takes."""
@@ -100,8 +108,11 @@ class AnswerReader:
         return f"call{digest[:5]}" if is_short else f"call_{digest[:24]}"
 
     def calls(self, end: Choice | FinalChoice) -> bool:
-        """Returns whether a choice that was read to its end calls tools, and was not cut."""
-        return end.index in self._calling and end.finish_reason == "stop"
+        """Returns whether a choice that was read to its end calls tools, and was not cut within a call."""
+        call = self._last_calls.get(end.index)
+        if call is None or end.finish_reason != "stop":
+            return False
+        return not _was_cut(end) or call.arguments is not None
 
     @property
     def is_named(self) -> bool:
@@ -113,7 +124,21 @@ class AnswerReader:
         shown = []
         for part in parts:
             if part.kind is Kind.NAME:
-                self._calling.add(choice)
+                self._last_calls[choice] = AnswerBlock(Kind.NAME, part.text)
+            elif part.kind is Kind.ARGUMENTS:
+                self._last_calls[choice].texts.append(part.text)
             if self._reasoning or part.kind is not Kind.REASONING:
                 shown.append(part)
         return shown
+
+    def _parts(self, choice: Choice) -> list[Part]:
+        """Returns all parts of a whole choice."""
+        if self._form is None:
+            return [Part(Kind.CONTENT, choice.text)]
+        parser = MessageParser(self._form)
+        return self._shown(choice.index, [*parser.push(choice.text), *parser.end(cut=_was_cut(choice))])
+
+
+def _was_cut(end: Choice | FinalChoice) -> bool:
+    """Returns whether the limit of tokens or a stop string has ended a choice, and not the model."""
+    return end.finish_reason == "length" or isinstance(end.stop_reason, str)

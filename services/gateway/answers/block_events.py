@@ -54,11 +54,9 @@ class BlockEvents(EventStream):
     def _events(self, parts: Iterable[Part]) -> Iterable[bytes]:
         for part in parts:
             block = self._block
-            if block is None or part.kind is Kind.NAME or part.kind not in {block.kind, Kind.ARGUMENTS}:
+            if block is None or not block.takes(part):
                 yield from self._end()
-                block = self._block = AnswerBlock(part.kind)
-                if part.kind is Kind.NAME:
-                    block.name, block.call_id = part.text, self._reader.call_id(0, part.call)
+                block = self._block = self._reader.block(0, part)
                 yield self.begin_block(block)
             if part.kind is not Kind.NAME and part.text:
                 block.texts.append(part.text)

@@ -30,6 +30,7 @@ class EchoEvents(CompletionEvents):
         super().__init__(request_id, model, fields)
         self._echo = echo
         self._drops_token = drops_token
+        self._logprobs = fields.logprobs
         self._waiting = set(range(len(echo.texts))) if echo.firsts is not None else set()
         """Prompts whose log-probabilities have not come yet: their choices have not begun."""
         self._held: defaultdict[int, list[Delta]] = defaultdict(list)
@@ -43,7 +44,7 @@ class EchoEvents(CompletionEvents):
             return b""
         usage = self._usage(prompt_tokens)
         texts = [text for text in self._echo.texts for _ in range(choices)]
-        return b"".join(self._event([self.text(index, text)], usage) for index, text in enumerate(texts))
+        return b"".join(self._event([self._begun(index, text)], usage) for index, text in enumerate(texts))
 
     @override
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
@@ -76,10 +77,18 @@ class EchoEvents(CompletionEvents):
         """Returns one event per choice of a prompt, with the prompt and its log-probabilities."""
         assert self._echo.firsts is not None
         text, usage = self._echo.texts[prompt], self._usage(prompt_tokens)
-        columns = echoed_logprobs(self._echo.firsts[prompt], logprobs)
+        columns = echoed_logprobs(self._echo.firsts[prompt], logprobs) if self._logprobs else None
         events = []
         for index in range(prompt * self._choices, (prompt + 1) * self._choices):
             self._offsets[index] = len(text)
-            choice = CompletionChoice(index, text, columns, prompt_logprobs=logprobs)
+            choice = self._begun(index, text)
+            choice.logprobs, choice.prompt_logprobs = columns, logprobs
             events.append(self._event([choice], usage))
         return b"".join(events)
+
+    def _begun(self, index: int, text: str) -> CompletionChoice:
+        """Returns a choice that begins with its prompt, and with the ids that no delta shows."""
+        choice = self.text(index, text)
+        if self._drops_token and self._prompt_ids is not None:
+            choice.prompt_token_ids = self._prompt_ids[index // self._choices]
+        return choice

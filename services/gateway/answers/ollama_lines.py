@@ -108,9 +108,9 @@ def message_of(choice: Choice, reader: AnswerReader) -> OllamaMessage:
     for block in reader.blocks(choice):
         match block.kind:
             case Kind.CONTENT:
-                message.content = block.text
+                message.content += block.text
             case Kind.REASONING:
-                message.thinking = block.text
+                message.thinking = (message.thinking or "") + block.text
             case _:
                 if (call := call_of(block, len(calls))) is not None:
                     calls.append(call)

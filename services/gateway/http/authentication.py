@@ -72,12 +72,12 @@ class Authentication:
 
 
 def _key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the key in OpenAI's header or in Anthropic's; None: there is no key, or there are several."""
-    keys = [(name, value) for name, value in headers if name in {b"authorization", b"x-api-key"}]
-    if len(keys) != 1:
-        return None
-    ((name, value),) = keys
-    if name == b"x-api-key":
-        return value
-    scheme, _, key = value.partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else None
+    """Returns the key in OpenAI's header or in Anthropic's; None: there is no key, or there are different ones."""
+    keys: set[bytes | None] = set()
+    for name, value in headers:
+        if name == b"x-api-key":
+            keys.add(value)
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            keys.add(key.strip() if scheme.lower() == b"bearer" else None)
+    return keys.pop() if len(keys) == 1 else None

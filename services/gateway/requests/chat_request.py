@@ -114,7 +114,9 @@ def _with_allowed_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
     match fields.get("tool_choice"):
         case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)} as choice}:
             names = [_function_name(tool) for tool in allowed]
-            tools = [tool for tool in fields.get("tools") or () if _function_name(tool) in names]
+            tools = fields.get("tools") or []
+            if isinstance(tools, list):
+                tools = [tool for tool in tools if _function_name(tool) in names]
             return {"tools": tools, "tool_choice": choice.get("mode", "auto")}
     return {}
 

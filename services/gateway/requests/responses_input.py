@@ -54,7 +54,7 @@ def _add(
             arguments = msgspec.json.encode({INPUT: text}).decode()
             _call(messages, number, function_name(item.get("namespace"), name), arguments)
         case {"type": str(kind)} if kind in _CALLS:
-            arguments = msgspec.json.encode({name: item[name] for name in item.keys() - _NO_ARGUMENTS}).decode()
+            arguments = msgspec.json.encode({name: item[name] for name in item if name not in _NO_ARGUMENTS}).decode()
             _call(messages, _number(item), kind.removesuffix("_call"), arguments)
         case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(number)}:
             content = _content(item.get("output"), index, placeholders=True)
@@ -62,7 +62,7 @@ def _add(
         case {"type": str(kind)} if kind in _OUTPUTS:
             if isinstance(brought := item.get("tools"), list):
                 tools.add(brought, unknown)
-            output = {name: item[name] for name in item.keys() - _NO_ARGUMENTS}
+            output = {name: item[name] for name in item if name not in _NO_ARGUMENTS}
             text = output["output"] if isinstance(output.get("output"), str) else msgspec.json.encode(output).decode()
             messages.append({"role": "tool", "tool_call_id": _number(item), "content": text})
         case {"type": "reasoning"}:

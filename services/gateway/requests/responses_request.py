@@ -117,7 +117,7 @@ def chat_fields(request: ResponsesRequest, unknown: UnknownFields) -> tuple[dict
     if tools.functions:
         fields["tools"] = tools.functions
         fields["parallel_tool_calls"] = request.parallel_tool_calls
-    if tools.functions or choice not in {"auto", "none"}:
+    if tools.functions or choice not in ("auto", "none"):  # it may be an object
         fields["tool_choice"] = choice
     return fields, tools
 

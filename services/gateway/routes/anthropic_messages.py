@@ -88,9 +88,10 @@ class Messages(Api):
     async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Message:
         reader = reader_of(call, stream.request_id, result.chat_format)
         (choice,) = result.choices
-        contents = _contents(reader.blocks(choice))
-        message = Message(f"msg_{stream.request_id}", stream.model, contents, _usage(result.usage))
-        message.stop_reason, message.stop_sequence = _stop(choice, reader, result.usage, call)
+        blocks = reader.blocks(choice)
+        message = Message(f"msg_{stream.request_id}", stream.model, _contents(blocks), _usage(result.usage))
+        uses = reader.calls(choice) and any(_is_use(block) for block in blocks)
+        message.stop_reason, message.stop_sequence = _stop(choice, result.usage, call, uses=uses)
         return message
 
     @override
@@ -109,6 +110,8 @@ class AnthropicEvents(BlockEvents):
         self._message = message
         self._index = -1
         """Index of the last block that has begun."""
+        self._uses = False
+        """Whether a block is the use of a tool."""
 
     @override
     def beginning(self, choices: int, prompt_tokens: int | None = None, cached_tokens: int = 0) -> bytes:
@@ -133,11 +136,13 @@ class AnthropicEvents(BlockEvents):
 
     @override
     def end_block(self, block: AnswerBlock, *, cut: bool) -> bytes:
+        self._uses = self._uses or _is_use(block)
         return _event("content_block_stop", index=self._index)
 
     @override
     def finish(self, choice: FinalChoice, final: Final) -> bytes:
-        reason, sequence = _stop(choice, self._reader, final.usage, self._call)
+        uses = self._reader.calls(choice) and self._uses
+        reason, sequence = _stop(choice, final.usage, self._call, uses=uses)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return _event("message_delta", delta=delta, usage=_usage(final.usage)) + _event("message_stop")
 
@@ -148,6 +153,11 @@ class AnthropicEvents(BlockEvents):
 
 def _event(name: str, /, **fields: object) -> bytes:
     return sse(_encode({"type": name, **fields}), name)
+
+
+def _is_use(block: AnswerBlock) -> bool:
+    """Returns whether a block is a call of a tool that a client can make."""
+    return block.kind is Kind.NAME and block.arguments is not None
 
 
 def _contents(blocks: Iterable[AnswerBlock]) -> list[Content]:
@@ -166,12 +176,12 @@ def _content(block: AnswerBlock) -> Content | None:
             return None if arguments is None else ToolUseContent(block.call_id, block.name, arguments)
 
 
-def _stop(end: Choice | FinalChoice, reader: AnswerReader, usage: wire.Usage, call: ApiCall) -> tuple[str, str | None]:
-    """Returns why a message ends, and the stop sequence that ends it.
+def _stop(end: Choice | FinalChoice, usage: wire.Usage, call: ApiCall, *, uses: bool) -> tuple[str, str | None]:
+    """Returns why a message ends, and the stop sequence that ends it. `uses`: whether it ends with the use of a tool.
 
     Anthropic's models of today take a `max_tokens` beyond the context, and say so where the context ends the message.
     """
-    if reader.calls(end):
+    if uses:
         return "tool_use", None
     if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
         return "stop_sequence", end.stop_reason

@@ -16,6 +16,11 @@ def _array(reader: Reader) -> Steps[None]:
 
 def named(reader: Reader, name: str) -> Steps[None]:
     """Reads the arguments of the one call that may be made."""
+    reader.mark()
     yield from reader.space()
+    if not (yield from reader.peek()):  # the text has ended before the call, within the reasoning
+        reader.refuse()
+        yield from reader.rest(reader.out.content)
+        return
     reader.call(name)
     yield from reader.rest(reader.out.arguments)

@@ -37,5 +37,6 @@ def _call(reader: Reader) -> Steps[None]:
             first = False
             yield from reader.space()
     finally:
-        reader.out.arguments("{}" if first else "}")
+        if not reader.was_cut:
+            reader.out.arguments("{}" if first else "}")
     yield from reader.optional(CLOSE)

@@ -45,8 +45,11 @@ def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) ->
         recipient = _RECIPIENT.search(header)
         if recipient is not None:
             reader.call(recipient[1])
+            yield from reader.space()
             if (yield from reader.peek()) == "{":
                 yield from reader.nested(reader.out.arguments)
+            elif not reader.was_cut:
+                reader.out.arguments("{}")
         reader.commit()
         reader.out.separate()
         if recipient is None:

@@ -40,7 +40,8 @@ def _call(reader: Reader) -> Steps[None]:
             add_argument(reader, name, value, texts, first=first)
             first = False
     finally:
-        reader.out.arguments("{}" if first else "}")
+        if not reader.was_cut:
+            reader.out.arguments("{}" if first else "}")
     yield from reader.optional("</function>")
     yield from reader.space()
     yield from reader.optional(CLOSE)

@@ -118,6 +118,12 @@ MESSAGES: list[tuple[str, str, Message]] = [
         Message("I look it up.", "Hm.", [CALL]),
     ),
     ("harmony", " to=functions.get_time<|channel|>commentary json<|message|>{}", Message(None, None, [TIME])),
+    ("harmony", " to=functions.get_time<|channel|>commentary json<|message|><|call|>", Message(None, None, [TIME])),
+    (
+        "harmony",
+        f" to=functions.get_weather<|channel|>commentary json<|message|>\n{WEATHER}",
+        Message(None, None, [CALL]),
+    ),
     (
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
@@ -315,6 +321,29 @@ def test_forced_calls_are_the_final_message_of_harmony() -> None:
     assert read_message(text, required) == Message(None, "Hm.", [CALL])
     assert in_pieces(text, required, range(len(text))) == Message(None, "Hm.", [CALL])
     assert read_message(WEATHER, named) == Message(None, None, [CALL])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_text_that_ends_before_its_forced_call_has_none(*, cut: bool) -> None:
+    form = ChatFormat("named", "think", tool="get_weather")
+    assert read_message("<think>Hm.", form, cut=cut) == Message(None, "Hm.")
+    assert read_message("<think>Hm.</think>\n", form, cut=cut) == Message(None, "Hm.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'),
+        ("qwen3_coder", "<tool_call><function=get_weather><parameter=city>Paris</parameter><parameter=note>a "),
+        ("qwen3_coder", "<tool_call><function=get_weather><parameter=note>a "),
+        ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>note</arg_key>"),
+        ("harmony", " to=functions.get_weather<|channel|>commentary json<|message|>"),
+    ],
+)
+def test_the_arguments_of_a_call_that_was_cut_do_not_look_whole(name: str, text: str) -> None:
+    (call,) = read_message(text, form_of(name), cut=True).calls
+    with pytest.raises(ValueError):  # any text that is no JSON
+        json.loads(call.arguments)
 
 
 def test_a_text_without_a_format_is_content() -> None:

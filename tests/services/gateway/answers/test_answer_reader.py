@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,37 @@ def test_hidden_reasoning_is_neither_a_part_nor_a_block() -> None:
     reader = AnswerReader("r1", THINKS_AND_CALLS, reasoning=False)
     assert Kind.REASONING not in {part.kind for part in reader.push(0, TEXT)}
     assert Kind.REASONING not in {block.kind for block in reader.blocks(Choice(0, TEXT, [1], "stop"))}
+
+
+def test_the_blocks_of_an_answer_keep_their_order() -> None:
+    text = 'Now. <tool_call>{"name": "f", "arguments": {}}</tool_call> Then.'
+    blocks = AnswerReader("r1", THINKS_AND_CALLS).blocks(Choice(0, text, [1], "stop"))
+    assert [(block.kind, block.text) for block in blocks] == [
+        (Kind.CONTENT, "Now."),
+        (Kind.NAME, "{}"),
+        (Kind.CONTENT, "Then."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x', False),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>x</parameter><parameter=b>y", False),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>Done.', True),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><tool_call>{"na', True),
+    ],
+)
+def test_a_stop_string_within_a_call_leaves_no_call_to_make(form: str, text: str, *, calls: bool) -> None:
+    reader = AnswerReader("r1", ChatFormat(form))
+    choice = Choice(0, text, [1], "stop", "STOP")
+    reader.message(choice)
+    assert reader.calls(choice) is calls
+    reader = AnswerReader("r1", ChatFormat(form))
+    end = FinalChoice(0, "stop", "STOP")
+    reader.push(0, text)
+    reader.end(end)
+    assert reader.calls(end) is calls
 
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=5))

@@ -6,6 +6,7 @@ import pytest
 
 from pagewire.shared.errors import RequestError
 from pagewire.shared.messages.client import (
+    Accepted,
     Choice,
     Delta,
     Final,
@@ -39,7 +40,10 @@ def answer(request: GenerateRequest) -> list[Frame | RequestError | None]:
     if not request.stream:
         return [Result("r1", [Choice(0, "éxyz", [5, 6], "length", None, logprobs)], Usage(2, 2), *prompts)]
     parts = [Delta(0, i, text, [5 + i], logprobs and [logprobs[i]]) for i, text in enumerate(("", "éxyz"))]
-    return [*parts, Final("r1", [FinalChoice(0, "length")], Usage(2, 2), *prompts), None]
+    if echoes:
+        parts[0].prompt_logprobs = PROMPT
+    accepted = Accepted("r1", "c", "r", 2, prompt_token_ids=[[4, 8]])
+    return [accepted, *parts, Final("r1", [FinalChoice(0, "length")], Usage(2, 2), *prompts), None]
 
 
 async def ask(gateway: Gateway, path: str = "/v1/completions", **fields: Any) -> Any:
@@ -104,6 +108,9 @@ async def test_a_prompt_alone_has_log_probabilities_only_if_they_are_asked_for(
     monkeypatch.setattr("pagewire.client.async_client.AsyncClient.detokenize", detokenize)
     (choice,) = (await ask(gateway, echo=True, max_tokens=0, **fields))["choices"]
     assert (choice["text"], choice["logprobs"]) == ("hallo", None)
+    first, *_ = await ask(gateway, echo=True, max_tokens=0, stream=True, return_token_ids=True, **fields)
+    assert (first["choices"][0]["text"], first["choices"][0]["logprobs"]) == ("hallo", None)
+    assert first["choices"][0]["prompt_token_ids"] == [4, 8]
 
 
 async def test_an_echo_in_a_stream_is_the_first_event(gateway: Gateway) -> None:

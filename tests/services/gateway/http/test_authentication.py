@@ -73,6 +73,8 @@ async def test_the_scope_of_a_request_has_the_tenant(keys: ApiKeys) -> None:
     # Neither of two keys counts.
     twice = [(b"authorization", b"Bearer " + key.encode()) for key in (ALICE, BOB)]
     assert await ask(app, *twice) == (401, "nobody")
+    assert await ask(app, twice[0], (b"x-api-key", BOB.encode())) == (401, "nobody")
+    assert await ask(app, twice[0], (b"x-api-key", ALICE.encode())) == (200, "alice")
 
 
 @pytest.mark.anyio

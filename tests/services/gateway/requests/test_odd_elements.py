@@ -99,6 +99,16 @@ OLLAMA = {
 }
 
 
+ALLOWED = {
+    **CHAT,
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    },
+}
+WITHOUT_TOOLS = {"input": "x", "tool_choice": {"type": "function", "name": "f"}, "tools": [{"type": "web_search"}]}
+
+
 def read_responses(body: bytes, unknown: UnknownFields) -> None:
     request, passed = responses_request.decode(body, unknown)
     fields, _ = responses_request.chat_fields(request, unknown)
@@ -139,8 +149,10 @@ def replaced(body: dict[str, Any], place: Place, odd: object) -> dict[str, Any]:
         (read_messages, MESSAGES),
         (chat_request.decode, CHAT),
         (read_ollama, OLLAMA),
+        (chat_request.decode, ALLOWED),
+        (read_responses, WITHOUT_TOOLS),
     ],
-    ids=["responses", "messages", "chat", "ollama"],
+    ids=["responses", "messages", "chat", "ollama", "allowed tools", "without tools"],
 )
 def test_every_element_may_be_of_another_type(
     read: Callable[[bytes, UnknownFields], object], body: dict[str, Any]

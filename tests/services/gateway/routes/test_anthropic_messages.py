@@ -227,6 +227,24 @@ async def test_a_forced_call_ends_with_tool_use(gateway: Gateway) -> None:
     assert (body["stop_reason"], body["content"][0]["input"]) == ("tool_use", {"city": "Bern"})
 
 
+async def test_a_call_that_no_client_can_make_does_not_end_with_tool_use(gateway: Gateway) -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": None}}</tool_call>'
+    form = ChatFormat(tool_calls="hermes")
+    gateway.responder.script = lambda request: [
+        Result("r1", [Choice(0, text, [5], "stop")], Usage(3, 1), chat_format=form)
+    ]
+    body = (await ask(gateway, tools=[TOOL])).json
+    assert (body["stop_reason"], body["content"]) == ("end_turn", [])
+    accepted = Accepted("r1", "c", "r", 3, chat_format=form)
+    gateway.responder.script = lambda request: [
+        accepted,
+        *deltas(words=[text]),
+        Final("r1", [FinalChoice(0, "stop")], Usage(3, 3)),
+        None,
+    ]
+    assert events_of(await ask(gateway, stream=True, tools=[TOOL]))[-2]["delta"]["stop_reason"] == "end_turn"
+
+
 async def test_a_call_that_was_cut_is_no_block(gateway: Gateway) -> None:
     gateway.responder.script = lambda request: [named_call('{"city": "Be', "length")]
     body = (await ask(gateway, tools=[TOOL], tool_choice=FORCED, max_tokens=1)).json
