@@ -37,6 +37,8 @@ def formed(messages: Sequence[Message], rules: MessageRules) -> list[Message]:
         turns = list(_one_by_one(turns, rules))
     if rules.short_ids:
         turns = [_with_short_ids(turn) for turn in turns]
+    if rules.numbered_ids:
+        turns = list(_with_numbered_ids(turns))
     if not rules.repeated_turns:
         turns = _alternating(turns)
     if not (rules.assistant_first and rules.no_user):
@@ -136,6 +138,25 @@ def _with_short_ids(message: Message) -> Message:
     if message.get("tool_call_id") is not None:
         return {**message, "tool_call_id": _short(message["tool_call_id"])}
     return message
+
+
+def _with_numbered_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yields the messages with the ids `functions.NAME:NUMBER`, where calls are numbered over the conversation."""
+    ids: dict[Any, str] = {}
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            numbered = f"functions.{call['function']['name']}:{number}"
+            ids[call.get("id")] = numbered
+            number += 1
+            calls.append({**call, "id": numbered})
+        if calls:
+            yield {**message, "tool_calls": calls}
+        elif (result := ids.get(message.get("tool_call_id"))) is not None:
+            yield {**message, "tool_call_id": result}
+        else:
+            yield message
 
 
 def _short(number: Any) -> str:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagewire.shared.chat.formats.kimi_k2 import CALL
+
 Missing = Literal["missing"]
 MISSING: Missing = "missing"
 """Stands for a content that a message does not have."""
@@ -63,6 +65,8 @@ class MessageRules(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the arguments of calls must be texts; else they are objects."""
     short_ids: bool = False
     """Whether the ids of calls must have nine letters and digits."""
+    numbered_ids: bool = False
+    """Whether the ids of calls must be `functions.NAME:NUMBER`, since the model has written them so."""
     reasoning: bool = False
     """Whether reasoning is shown under the key `reasoning` alone."""
 
@@ -159,6 +163,7 @@ def _rules_of_calls(shows: Shows) -> dict[str, Any]:
         "parallel_calls": takes([{**call, "tool_calls": [own, other]}, result, other_result], "qzother", "qzelse"),
         "arguments_as_text": as_text,
         "short_ids": number == SHORT_ID,
+        "numbered_ids": takes([call, result], f"{CALL}{number}"),
         "reasoning": reasoning,
     }
 

@@ -162,6 +162,24 @@ def test_ids_are_rewritten_alike_in_a_call_and_its_result() -> None:
     assert short == "abcdefgh1"
 
 
+def test_ids_are_numbered_over_the_conversation() -> None:
+    turns = [
+        USER,
+        calling(call("x"), call("y")),
+        result("y"),
+        result("x"),
+        calling(call("x")),
+        result("x"),
+        result("z"),
+    ]
+    numbered = formed(turns, MessageRules(numbered_ids=True))
+    assert [each["id"] for message in numbered for each in message.get("tool_calls", ())] == [
+        f"functions.f:{number}" for number in range(3)
+    ]
+    results = [message["tool_call_id"] for message in numbered if message["role"] == "tool"]
+    assert results == ["functions.f:1", "functions.f:0", "functions.f:2", "z"]
+
+
 def test_parts_are_joined_where_only_the_first_is_shown() -> None:
     rules = MessageRules(single_part=("assistant",))
     messages = [said("user", parts("a", "b")), said("assistant", parts("a", "b")), said("assistant", parts("a"))]

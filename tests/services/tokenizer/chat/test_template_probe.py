@@ -68,6 +68,13 @@ def test_a_template_that_takes_no_question_has_the_default_rules() -> None:
     assert rules("{{ raise_exception('no') }}") == MessageRules()
 
 
+def test_an_id_of_a_call_that_the_model_writes_is_numbered() -> None:
+    shown = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
+    template = shown + "{{ c.function.arguments }}{% endfor %}{% endfor %}{{ tools }}"
+    assert rules(template).numbered_ids
+    assert not rules(template.replace("c.id", "c.function.name")).numbered_ids
+
+
 def test_a_template_for_tools_alone_is_probed_with_tools() -> None:
     probed = rules("{% for tool in tools %}{{ tool }}{% endfor %}{{ messages }}{{ messages[0].content }}")
     assert probed.shows_tools
