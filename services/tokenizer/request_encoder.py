@@ -163,7 +163,8 @@ class RequestEncoder:
         texts = sampling_checks.bad_word_texts(params)
         if not texts:
             return ()
-        return sampling_checks.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+        ids = await self._model.encoder.encode(texts, special=False)
+        return sampling_checks.bad_word_ids(ids, self._model.vocab_size)
 
 
 def generate_request_of(request: TokenizeRequest) -> GenerateRequest:

@@ -140,6 +140,8 @@ def read_generation_config(path: Path) -> dict[str, Any]:
 def eos_ids(path: Path) -> frozenset[int]:
     """Returns the tokens that end a text, from config.json and generation_config.json, or from a GGUF file's metadata.
 
+    Tokens beyond the vocabulary, which publishers add without new rows of the embedding, are left out.
+
     Raises:
         ConfigurationError: a file is malformed, or an entry is not a token id.
     """
@@ -153,7 +155,9 @@ def eos_ids(path: Path) -> frozenset[int]:
         if not all(type(token) is int and token >= 0 for token in ids):
             raise ConfigurationError(f"{path / name} has an eos_token_id that is neither a token id nor a list of them")
         tokens.update(ids)
-    return frozenset(tokens | _eos_of_tokenizer(path))
+    tokens |= _eos_of_tokenizer(path)
+    vocab_size = config.get("vocab_size")
+    return frozenset(token for token in tokens if not isinstance(vocab_size, int) or token < vocab_size)
 
 
 def _eos_of_tokenizer(path: Path) -> set[int]:

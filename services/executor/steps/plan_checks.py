@@ -27,7 +27,7 @@ class PlanChecks:
         sampling = added.sampling
         if len(sampling.bias_ids) != len(sampling.biases):
             raise PlanViolation(f"sequence {added.sequence} has not one bias per id")
-        named = [column(sampling.bias_ids), column(sampling.allowed_ids)]
+        named = [column(sampling.stop_ids), column(sampling.bias_ids), column(sampling.allowed_ids)]
         if sampling.bad_words:
             named += words_of(column(sampling.bad_words))
         if any((ids >= self._capacity.vocab_size).any() for ids in named):

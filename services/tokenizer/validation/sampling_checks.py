@@ -106,12 +106,13 @@ def bad_word_texts(params: SamplingParams) -> list[str]:
     return [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
 
 
-def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def bad_word_ids(encoded: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Returns the lists of ids that may not be generated; `encoded` has the ids of each of the `bad_word_texts`.
 
-    As in vLLM, the form with a space counts only if it begins with another id and has as many ids.
+    As in vLLM, the form with a space counts only if it begins with another id and has as many ids. A list with an id
+    beyond the vocabulary is left out: the model cannot generate it.
 
-    >>> bad_word_ids([[5], [9], [5, 6], [7]])
+    >>> bad_word_ids([[5], [9], [5, 6], [7]], vocab_size=10)
     ((5,), (9,), (5, 6))
 
     Raises:
@@ -122,7 +123,7 @@ def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...
         words[tuple(plain)] = None
         if spaced[:1] != plain[:1] and len(spaced) == len(plain):
             words[tuple(spaced)] = None
-    words.pop((), None)
+    words = {word: None for word in words if word and max(word) < vocab_size}
     count = sum(map(len, words))
     _require(
         len(words) <= MAX_BAD_WORDS and count <= MAX_BAD_WORD_TOKENS,

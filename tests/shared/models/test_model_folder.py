@@ -157,6 +157,7 @@ def test_an_unreadable_configuration_is_an_error(tmp_path: Path) -> None:
         ({"eos_token_id": 2}, None, {2}),
         ({"eos_token_id": [2, 3]}, {"eos_token_id": 4}, {2, 3, 4}),
         ({}, {"eos_token_id": [5, 5, 0]}, {0, 5}),
+        ({"eos_token_id": [2, 7], "vocab_size": 7}, {"eos_token_id": 9}, {2}),
     ],
 )
 def test_the_ends_of_both_files_count(folder: Path, config: Any, generation: Any, expected: set[int]) -> None:

@@ -60,7 +60,7 @@ class CompiledLM(CausalLM):
 
     def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int) -> None:
         super().__init__(model.spec, width=1, tied=True)
-        self.vocabulary = model.vocabulary
+        self.vocabulary, self.logit_cap = model.vocabulary, model.logit_cap
         _compile_parts(model, kernels, max_model_len)
         self.model = model
         products = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
@@ -122,6 +122,8 @@ class CompiledLM(CausalLM):
 
     @override
     def argmax(self, hidden: Tensor) -> Int64 | None:
+        if self.logit_cap:
+            return None  # capped logits may be equal where these are not, and then the first one counts
         if self.vocabulary is None:
             return self._argmax(hidden)
         if self._ranks is None:

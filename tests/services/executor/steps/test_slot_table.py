@@ -306,6 +306,7 @@ def test_a_cleared_table_has_every_slot_free() -> None:
         plan(2, add(1, 2, [1] * 8, [1], computed=5)),
         plan(2, add(1, 2, [1, 2, 3], [1], prompt_tokens=1, picks=sampling(max_tokens=2))),
         plan(2, add(1, 2, [1], [1], picks=Sampling(8, b"of another layout"))),
+        plan(2, add(1, 2, [1], [1], picks=sampling(stop_ids=[50]))),
         plan(2, add(1, 2, [1], [32])),
         plan(2, add(1, 2, [1], [1], limit=5)),
         plan(2, add(1, 2, [1], range(11))),

@@ -160,7 +160,7 @@ def test_more_edits_than_a_device_holds_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="allowed_token_ids has 1025 tokens"):
         check(SamplingParams(allowed_token_ids=many), 10_000)
     with pytest.raises(InvalidRequest, match="bad_words are 2 lists of 1200 tokens"):
-        bad_word_ids([range(600), [], range(1, 601), []])
+        bad_word_ids([range(600), [], range(1, 601), []], 10_000)
 
 
 def test_biases_are_clamped_and_allowed_tokens_counted_once() -> None:
@@ -174,7 +174,9 @@ def test_bad_words_are_banned_with_and_without_a_space() -> None:
     params = SamplingParams(bad_words=[" cat", "dog", "dog"])
     assert bad_word_texts(params) == ["cat", " cat", "dog", " dog"]
     encoded = [[5], [6], [7, 8], [7, 9], [4], [1, 4], [], [3]]
-    assert bad_word_ids(encoded) == ((5,), (6,), (7, 8), (4,)), "a form counts with another first id and as many ids"
+    words = bad_word_ids(encoded, 10)
+    assert words == ((5,), (6,), (7, 8), (4,)), "a form counts with another first id and as many ids"
+    assert bad_word_ids(encoded, 7) == ((5,), (6,), (4,)), "the model cannot generate ids beyond its vocabulary"
     words = resolve(
         params, seed=7, max_tokens=16, eos=frozenset({3}), vocab_size=VOCABULARY, bad_words=((5,), (7, 8))
     ).bad_words

@@ -69,7 +69,7 @@ class LeadingLM(CausalLM):
 
     @override
     def argmax(self, hidden: Tensor) -> Int64 | None:
-        if self.model.vocabulary is None:
+        if self.model.vocabulary is None or self.model.logit_cap:
             return self.model.argmax(hidden)
         parts = []
         for rows in torch.split(hidden, self._calls.rows):

@@ -75,8 +75,11 @@ def test_ranks_compute_the_logits_of_one_rank(kernels: CpuKernels, name: str, si
     for result in results:
         assert result.fused != name.startswith("opt")
         torch.testing.assert_close(result.logits, expected.logits, rtol=1e-4, atol=1e-4)
-        assert result.best is not None
-        assert np.array_equal(result.best, result.logits.argmax(dim=1).numpy())
+        if read_config(folder).get("final_logit_softcapping"):  # equal logits may come of different ones
+            assert result.best is None
+        else:
+            assert result.best is not None
+            assert np.array_equal(result.best, result.logits.argmax(dim=1).numpy())
         assert torch.equal(result.hidden, results[0].hidden)  # in every bit
         assert torch.equal(result.logits, results[0].logits)
 
