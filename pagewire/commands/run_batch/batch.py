@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import msgspec
+import structlog
 from tqdm import tqdm
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api
+from pagewire.services.gateway.routes.endpoint import FAULT_MESSAGE, Api
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.errors import BusError, ConfigurationError, RequestError, invalid_field
+from pagewire.shared.errors import BusError, ConfigurationError, Internal, RequestError, invalid_field
 from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
 """Number of attempts of a request that an overloaded stack refuses, or that finds no broker."""
 BROKER_RETRY_MS = 1000
 """Milliseconds after which a request is sent again that has found no broker."""
+
+_log = structlog.get_logger()
 
 
 class Line(msgspec.Struct):
@@ -119,6 +122,10 @@ async def _answer(client: AsyncClient, line: Line) -> Outcome:
                 await asyncio.sleep(wait_ms / 1000)
                 continue
             status, body = errors.body_of(error, line.url)
+            break
+        except Exception:  # noqa: BLE001  # a fault must not end the other requests
+            _log.exception("request_failed", custom_id=line.custom_id)
+            status, body = errors.body_of(Internal(FAULT_MESSAGE), line.url)
             break
     return Outcome(f"batch_req_{request_id}", line.custom_id, Response(status, request_id, msgspec.Raw(body)))
 

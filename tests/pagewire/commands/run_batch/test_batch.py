@@ -80,6 +80,23 @@ async def test_a_lost_broker_ends_no_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert statuses == {"once": 200, "lost": 503}
 
 
+@pytest.mark.anyio
+async def test_a_fault_of_one_request_ends_no_batch() -> None:
+    class Broken(AsyncClient):
+        def stream(self, prompt: Any = None, *arguments: Any, **options: Any) -> Any:
+            if prompt == "odd":
+                raise TypeError("a fault of ours")
+            return super().stream(prompt, *arguments, **options)
+
+    broker = MemoryBroker()
+    await Responder(MemoryBus(broker)).start()
+    lines = [line(name, "/v1/completions", prompt=name) for name in ("odd", "even")]
+    client = Broken(bus=MemoryBus(broker, inbox_prefix="_INBOX"))
+    outcomes = {outcome.custom_id: outcome.response async for outcome in answers(client, lines, 1)}
+    assert {name: response.status_code for name, response in outcomes.items()} == {"odd": 500, "even": 200}
+    assert b"a fault of ours" not in bytes(outcomes["odd"].body)
+
+
 def test_a_malformed_file_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "in.jsonl"
     good = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
