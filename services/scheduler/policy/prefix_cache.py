@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pagewire.services.scheduler.policy.block_groups import BlockGroups
 from pagewire.services.scheduler.policy.block_pool import BlockPool
 from pagewire.services.scheduler.policy.sequence import Sequence
+from pagewire.shared.messages.step import Finish
 
 _Key = tuple[int, int | str, tuple[int, ...]]
 """Beginning of a run: the entry before it, by its first block and when that was allocated, and the tokens of its own
@@ -130,9 +131,13 @@ class PrefixCache:
         self.open[sequence.id].promised = 0
 
     def end(self, sequence: Sequence) -> None:
-        """Ends the run of a sequence that is about to free its blocks. Its full blocks can still be found."""
+        """Ends the run of a sequence that is about to free its blocks. Its full blocks can still be found.
+
+        The blocks of a sequence whose logits were not finite cannot: KV that overflows may reach the positions before
+        it that were computed in the same tile.
+        """
         run = self.open.pop(sequence.id)
-        run.full = sequence.num_computed_tokens // self._size
+        run.full = 0 if sequence.finish is Finish.NOT_FINITE else sequence.num_computed_tokens // self._size
         run.sequence = None
         run.promised = 0
         if run.full > run.first and not run.entered:

@@ -4,6 +4,7 @@ from pagewire.services.scheduler.policy.block_groups import BlockGroups
 from pagewire.services.scheduler.policy.block_pool import BlockPool
 from pagewire.services.scheduler.policy.prefix_cache import PrefixCache
 from pagewire.services.scheduler.policy.sequence import Sequence
+from pagewire.shared.messages.step import Finish
 from tests.services.scheduler.policy.cases import sequence
 
 SIZE = 4
@@ -158,6 +159,16 @@ def test_a_prefix_that_was_given_away_and_computed_again_is_known_again() -> Non
     assert cache.match(TEXT) == []
     again = cache.run(TEXT)
     assert cache.match(TEXT) == again.blocks[:4]
+
+
+def test_blocks_of_a_sequence_that_was_not_finite_are_not_found() -> None:
+    cache = Cache()
+    shared = cache.run(TEXT[:8])
+    one = cache.begin([*TEXT, 1])
+    cache.compute(one, 21)
+    one.finish = Finish.NOT_FINITE
+    cache.end(one)
+    assert cache.match([*TEXT, 1]) == shared.blocks[:2]
 
 
 def test_a_branch_is_lost_with_its_trunk() -> None:
