@@ -64,7 +64,7 @@ class Norm(ctypes.Structure):
 
 
 class LogitEdits(ctypes.Structure):
-    """The changes of one slot's logits: the struct of this name in `sampling.cpp`. Zeros change nothing."""
+    """The changes of one slot's logits: the struct `Edits` in `sampling.cpp`. Zeros change nothing."""
 
     _fields_ = (
         ("allowed", c_void_p),

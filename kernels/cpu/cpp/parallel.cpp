@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace {
@@ -22,7 +23,7 @@ public:
             for (int64_t i = 0; i < count; i++) part(context, i);
             return;
         }
-        for (; helpers < threads - 1; helpers++) std::thread([this] { help(); }).detach();
+        admit(threads - 1);
         this->part = part;
         this->context = context;
         done.store(0, std::memory_order_relaxed);
@@ -38,6 +39,17 @@ public:
     }
 
 private:
+    // Lets the first `count` helpers run parts, or as many as the system allows, and the others sleep.
+    void admit(int count) {
+        try {
+            for (; helpers < count; helpers++) std::thread([this, index = helpers] { help(index); }).detach();
+        } catch (const std::system_error&) {
+        }
+        if (count == admitted.load(std::memory_order_relaxed)) return;
+        { std::lock_guard<std::mutex> lock(sleep_mutex); admitted.store(count); }
+        admission.notify_all();
+    }
+
     // Runs one part, if one is left. The loop's fields may be read only after taking a part: the next loop cannot begin
     // until that part is done.
     bool take() {
@@ -55,22 +67,27 @@ private:
         return (seen & MASK) < (seen >> INDEX & MASK);
     }
 
-    void help() {
+    void help(int index) {
         while (true) {
+            if (index >= admitted.load(std::memory_order_relaxed)) {
+                std::unique_lock<std::mutex> lock(sleep_mutex);
+                admission.wait(lock, [this, index] { return index < admitted.load(); });
+            }
             for (int polls = 1; polls < POLLS * YIELDS; polls++) {
                 if (take()) polls = 0;
                 else polls % POLLS ? rest() : (void)sched_yield();
             }
             std::unique_lock<std::mutex> lock(sleep_mutex);
             sleeping++;
-            wake.wait(lock, [this] { return waiting(); });
+            wake.wait(lock, [this, index] { return waiting() || index >= admitted.load(); });
             sleeping--;
         }
     }
 
     std::mutex loop_mutex, sleep_mutex;
-    std::condition_variable wake;
-    std::atomic<int> sleeping{0};
+    std::condition_variable wake, admission;
+    std::atomic<int> sleeping{0};  // helpers that wait for the next loop
+    std::atomic<int> admitted{0};  // helpers that run parts
     alignas(64) std::atomic<uint64_t> state{0};  // number of the loop, count of its parts, count of parts taken
     alignas(64) std::atomic<int64_t> done{0};
     Part part = nullptr;

@@ -1,7 +1,7 @@
 // Parallel loops whose parts are taken by any thread that is running.
 //
-// A loop never waits for a thread that is not scheduled: if other programs use the cores too, the caller runs the parts
-// that no helper took. Helpers poll for work for about twenty microseconds, longer than the gaps between the loops of a
+// A loop never waits for a thread that has not begun: if other programs use the cores too, the caller runs the parts that
+// no helper took. Helpers poll for work for about twenty microseconds, longer than the gaps between the loops of a
 // call, and yield regularly meanwhile; then they sleep. An OpenMP loop waits for all threads, which takes up to ten
 // times as long on two shared cores.
 #pragma once

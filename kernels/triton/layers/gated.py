@@ -39,7 +39,7 @@ def gated_kernel(
     elif ACTIVATION == 2:
         gate *= tl.sigmoid(1.5957691216 * gate * (1.0 + 0.044715 * gate * gate))
     else:
-        gate = tl.maximum(gate, 0.0)
+        gate = tl.where(gate < 0.0, 0.0, gate)  # NaN stays
     tl.store(out + row * SIZE + column, (gate * up).to(out.dtype.element_ty), mask=mask)
 
 

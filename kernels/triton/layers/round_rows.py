@@ -33,10 +33,13 @@ def round_rows_kernel(
     start = row * INPUTS + group * GROUP
     column = tl.arange(0, TILE)
     largest = tl.zeros((TILE,), tl.float32)
+    lost = tl.zeros((TILE,), tl.int32)  # whether a value is NaN, which a maximum does not keep
     for first in range(0, GROUP, TILE):
         values = tl.load(x + start + first + column, mask=first + column < GROUP, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(values))
+        lost |= (values != values).to(tl.int32)  # noqa: PLR0124
     scale = tl.maximum(tl.max(largest, 0) / LARGEST, LEAST)
+    scale = tl.where(tl.max(lost, 0) > 0, float("nan"), scale)
     tl.store(scales + row * (INPUTS // GROUP) + group, scale)
     for first in range(0, GROUP, TILE):
         real = first + column < GROUP

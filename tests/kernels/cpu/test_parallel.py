@@ -1,6 +1,7 @@
 """Threads that share loops: every part is done once, whoever calls and however often."""
 
 import threading
+from pathlib import Path
 
 import torch
 
@@ -37,6 +38,30 @@ def test_several_callers_at_once_get_right_products() -> None:
         caller.join(60)
     assert not any(caller.is_alive() for caller in callers)
     assert not wrong
+
+
+def test_a_caller_has_no_more_threads_than_it_asks_for() -> None:
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    many, two = CpuKernels(build.load(), 5), CpuKernels(build.load(), 2)
+    packed = many.pack(torch.randn(4096, 512, generator=torch.Generator().manual_seed(1)))
+    expected = many.linear(x, packed)
+    assert torch.equal(two.linear(x, packed), expected), "which tells the other helpers to stop"
+    before = _cpu_seconds()
+    for _ in range(100):
+        assert torch.equal(two.linear(x, packed), expected)
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in _cpu_seconds().items()}
+    assert sum(seconds > 0.02 for seconds in used.values()) <= 2, used
+    before = _cpu_seconds()
+    for _ in range(100):
+        assert torch.equal(many.linear(x, packed), expected)
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in _cpu_seconds().items()}
+    assert sum(seconds > 0 for seconds in used.values()) > 2, "the helpers are back"
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """Returns the CPU time of each thread of this process so far."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
 
 
 def test_helpers_that_fell_asleep_help_again() -> None:

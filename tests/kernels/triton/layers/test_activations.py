@@ -39,6 +39,15 @@ def test_large_inputs_do_not_overflow(kind: Activation) -> None:
     assert_close(out, gated_reference.reference(gate, kind), torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("kind", Activation)
+def test_a_value_that_is_no_number_stays_none(kind: Activation) -> None:
+    gate = torch.tensor([[float("nan"), 1.0, 1.0, float("nan")]], device=DEVICE)
+    out = torch.zeros(1, 2, device=DEVICE)
+    gated.gated(gate, out, kind)
+    assert out.isnan().all()
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 1500))
 def test_any_shape_equals_the_reference(rows: int, size: int) -> None:

@@ -39,6 +39,19 @@ def test_rounded_rows_equal_the_reference(dtype: torch.dtype, inputs: int, group
     assert numbers.float().abs().amax(1)[0] == round_rows.LARGEST[dtype]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_gives_no_finite_output(dtype: torch.dtype, lost: float) -> None:
+    x = rows(3, 128)
+    x[1, 40] = lost
+    values = torch.ones(70, 128, dtype=torch.float32).to(dtype).to(DEVICE)
+    matrix = EightBitMatrix(values, torch.ones(4, 70, device=DEVICE), counters_of(70, DEVICE))
+    out = poisoned(torch.empty(3, 70, device=DEVICE))
+    eight_bit_linear.eight_bit_linear(*rounded(x, 32, dtype), matrix, None, out)
+    assert out.isfinite().all(1).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("inputs", "group"), [(128, 32), (128, 128), (1024, 128)], ids=["groups", "per output", "shared inputs"]
