@@ -74,8 +74,11 @@ def filled(page: str, tables: Mapping[str, Callable[[], list[str]]]) -> str:
 def origin(file: Path) -> str:
     """Returns a sentence that names a raw file, and how, where and when it was made."""
     raw = json.loads(file.read_text())
+    command: str = raw["command"]
+    if (words := command.split())[:2] == ["pagewire", "bench"] and words[2] in EXPERIMENTS:  # it has moved since
+        command = command.replace("pagewire bench", "python -m tools.experiments", 1)
     return (
-        f"[{file.name}](../bench/results/{file.name}): `{raw['command']}`, {raw['machine']}, "
+        f"[{file.name}](../bench/results/{file.name}): `{command}`, {raw['machine']}, "
         f"commit {raw['commit']}, {raw['date']}."
     )
 
