@@ -10,8 +10,9 @@ folder=$1
 shift
 for file in "$folder"/*; do
     user=$(basename "$file" | tr '[:lower:]' '[:upper:]')
+    case $user in *[!A-Z]*) continue ;; esac # the keys of tenants, and configurations
     export "PAGEWIRE_NATS_${user}_PASSWORD=$(quote <"$file")"
 done
-PAGEWIRE_API_KEY=$(printf %s "$PAGEWIRE_API_KEY" | quote)
+PAGEWIRE_API_KEY=$(printf %s "${PAGEWIRE_API_KEY?set it to the key of the clients}" | quote)
 export PAGEWIRE_API_KEY
 exec nats-server "$@"

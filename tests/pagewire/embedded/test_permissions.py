@@ -255,7 +255,8 @@ def containers(folder: Path) -> Iterator[Server]:
     secrets.mkdir()
     for role in ROLES:
         (secrets / role).write_text(PASSWORD + "\n")
-    config = folder / "nats.conf"
+    (secrets / "api-keys").write_text("# beside the passwords, as `make secrets` writes them\n")
+    config = secrets / "nats.conf"
     text = broker_config.file(ApiKeys.load(write_keys(folder)).passwords)
     config.write_text(text.replace("/data", str(folder / "data")))
     place = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
