@@ -142,19 +142,23 @@ def _with_short_ids(message: Message) -> Message:
 
 def _with_numbered_ids(messages: Sequence[Message]) -> Iterator[Message]:
     """Yields the messages with the ids `functions.NAME:NUMBER`, where calls are numbered over the conversation."""
-    ids: dict[Any, str] = {}
+    ids: dict[str, str] = {}
     number = 0
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or ():
-            numbered = f"functions.{call['function']['name']}:{number}"
-            ids[call.get("id")] = numbered
-            number += 1
-            calls.append({**call, "id": numbered})
+            match call:
+                case {"function": {"name": str(name)}}:
+                    ids[str(call.get("id"))] = numbered = f"functions.{name}:{number}"
+                    number += 1
+                    calls.append({**call, "id": numbered})
+                case _:  # what is no call of a function is left to the template
+                    calls.append(call)
+        answered = message.get("tool_call_id")
         if calls:
             yield {**message, "tool_calls": calls}
-        elif (result := ids.get(message.get("tool_call_id"))) is not None:
-            yield {**message, "tool_call_id": result}
+        elif answered is not None and str(answered) in ids:
+            yield {**message, "tool_call_id": ids[str(answered)]}
         else:
             yield message
 

@@ -178,6 +178,8 @@ def test_ids_are_numbered_over_the_conversation() -> None:
     ]
     results = [message["tool_call_id"] for message in numbered if message["role"] == "tool"]
     assert results == ["functions.f:1", "functions.f:0", "functions.f:2", "z"]
+    odd = [{"role": "assistant", "tool_calls": [{"id": ["x"]}, {"id": "y", "function": None}]}, result("y"), USER]
+    assert formed(odd, MessageRules(numbered_ids=True)) == odd
 
 
 def test_parts_are_joined_where_only_the_first_is_shown() -> None:
