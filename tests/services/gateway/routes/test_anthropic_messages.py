@@ -239,7 +239,7 @@ async def test_a_call_that_no_client_can_make_does_not_end_with_tool_use(gateway
     gateway.responder.script = lambda request: [
         accepted,
         *deltas(words=[text]),
-        Final("r1", [FinalChoice(0, "stop")], Usage(3, 3)),
+        Final("r1", [FinalChoice(0, "stop")], Usage(3, 1)),
         None,
     ]
     assert events_of(await ask(gateway, stream=True, tools=[TOOL]))[-2]["delta"]["stop_reason"] == "end_turn"
