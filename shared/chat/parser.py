@@ -93,13 +93,18 @@ def read_message(text: str, form: ChatFormat | None, *, cut: bool = False) -> Me
     >>> message.calls
     [Call(name='f', arguments='{"a": 1}')]
     """
-    if form is None:
-        return Message(text)
-    parser = MessageParser(form)
     message = Message()
-    for part in [*parser.push(text), *parser.end(cut=cut)]:
+    for part in read_parts(text, form, cut=cut):
         message.add(part)
     return message
+
+
+def read_parts(text: str, form: ChatFormat | None, *, cut: bool = False) -> list[Part]:
+    """Returns the parts of a whole text; the arguments are those of `read_message`."""
+    if form is None:
+        return [Part(Kind.CONTENT, text)]
+    parser = MessageParser(form)
+    return [*parser.push(text), *parser.end(cut=cut)]
 
 
 def _message(reader: Reader, form: ChatFormat) -> Steps[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pagewire.shared.chat.formats import NAMED
-from pagewire.shared.chat.parser import Message, MessageParser
+from pagewire.shared.chat.parser import Message, MessageParser, read_parts
 from pagewire.shared.chat.parts import Kind, Part
 from pagewire.shared.messages.client import ChatFormat, Choice, FinalChoice
 
@@ -133,10 +133,7 @@ class AnswerReader:
 
     def _parts(self, choice: Choice) -> list[Part]:
         """Returns all parts of a whole choice."""
-        if self._form is None:
-            return [Part(Kind.CONTENT, choice.text)]
-        parser = MessageParser(self._form)
-        return self._shown(choice.index, [*parser.push(choice.text), *parser.end(cut=_was_cut(choice))])
+        return self._shown(choice.index, read_parts(choice.text, self._form, cut=_was_cut(choice)))
 
 
 def _was_cut(end: Choice | FinalChoice) -> bool:
