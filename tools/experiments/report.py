@@ -75,7 +75,7 @@ def origin(file: Path) -> str:
     """Returns a sentence that names a raw file, and how, where and when it was made."""
     raw = json.loads(file.read_text())
     command: str = raw["command"]
-    if (words := command.split())[:2] == ["pagewire", "bench"] and words[2] in EXPERIMENTS:  # it has moved since
+    if (words := command.split())[:2] == ["pagewire", "bench"] and words[2] in EXPERIMENTS:  # as older files say
         command = command.replace("pagewire bench", "python -m tools.experiments", 1)
     return (
         f"[{file.name}](../bench/results/{file.name}): `{command}`, {raw['machine']}, "

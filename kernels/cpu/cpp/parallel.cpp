@@ -73,7 +73,7 @@ private:
                 std::unique_lock<std::mutex> lock(sleep_mutex);
                 admission.wait(lock, [this, index] { return index < admitted.load(); });
             }
-            for (int polls = 1; polls < POLLS * YIELDS; polls++) {
+            for (int polls = 1; polls < POLLS * YIELDS && index < admitted.load(std::memory_order_relaxed); polls++) {
                 if (take()) polls = 0;
                 else polls % POLLS ? rest() : (void)sched_yield();
             }
