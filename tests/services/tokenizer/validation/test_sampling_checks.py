@@ -177,10 +177,10 @@ def test_bad_words_are_banned_with_and_without_a_space() -> None:
     words = bad_word_ids(encoded, 10)
     assert words == ((5,), (6,), (7, 8), (4,)), "a form counts with another first id and as many ids"
     assert bad_word_ids(encoded, 7) == ((5,), (6,), (4,)), "the model cannot generate ids beyond its vocabulary"
-    words = resolve(
+    packed = resolve(
         params, seed=7, max_tokens=16, eos=frozenset({3}), vocab_size=VOCABULARY, bad_words=((5,), (7, 8))
     ).bad_words
-    assert unpack(words) == [1, 5, 2, 7, 8]
+    assert unpack(packed) == [1, 5, 2, 7, 8]
 
 
 @pytest.mark.parametrize(
