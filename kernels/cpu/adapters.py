@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.kernels import CpuKernels, Int64, address
-from pagewire.kernels.cpu.packed import Packed, Weights
+from pagewire.kernels.cpu.packed import Weights, joined
 from pagewire.kernels.low_rank import LowRank
 
 
@@ -42,25 +42,29 @@ class CompiledAdapter:
         self, kernels: CpuKernels, updates: Mapping[int, Sequence[LowRank]], matrices: int, dtype: torch.dtype
     ) -> None:
         """`updates` are those of each matrix, by its number below `matrices`. `dtype` is float32 or bfloat16."""
-        self._dtype = dtype
-        self._packed: list[Packed] = []  # keeps alive what the structs point to
-        self._parts: list[Array[Update]] = []
+        packed = {
+            number: [kernels.pack(factor.to(dtype)) for factor in _factors(kernels, several, dtype)]
+            for number, several in sorted(updates.items())
+        }
+        self._panels = joined([one for several in packed.values() for one in several])
+        self._parts: list[Array[Update]] = []  # keeps alive what the structs point to, as `_panels` does
         self.matrices = (Updates * matrices)()
-        for number, several in updates.items():
-            parts = (Update * len(several))(
-                *(Update(self._pack(kernels, one.expand), one.first, one.scale) for one in several)
+        for number, (whole, folded, *expands) in packed.items():
+            parts = (Update * len(expands))(
+                *(
+                    Update(expand.parts[0], one.first, one.scale)
+                    for expand, one in zip(expands, updates[number], strict=True)
+                )
             )
             self._parts.append(parts)
-            shrink = torch.cat([one.shrink for one in several])
-            whole, folded = (self._pack(kernels, part) for part in kernels.fold(shrink.to(self._dtype)))
-            self.matrices[number] = Updates(whole, folded, len(shrink), parts, len(parts))
+            ranks = sum(one.inputs for one in expands)
+            self.matrices[number] = Updates(whole.parts[0], folded.parts[0], ranks, parts, len(parts))
 
-    def _pack(self, kernels: CpuKernels, factor: Tensor) -> Weights:
-        if not len(factor):
-            return Weights()
-        packed = kernels.pack(factor.to(self._dtype))
-        self._packed.append(packed)
-        return packed.parts[0]
+
+def _factors(kernels: CpuKernels, updates: Sequence[LowRank], dtype: torch.dtype) -> list[Tensor]:
+    """Returns the factors of one matrix in the order of their use: the first ones, folded, and each second one."""
+    shrink = torch.cat([one.shrink for one in updates]).to(dtype)
+    return [*kernels.fold(shrink), *(one.expand for one in updates)]
 
 
 class UpdateKernel:

@@ -19,6 +19,8 @@ POOL_DTYPES = DTYPES | {torch.int8: INTEGERS[8]}
 """Numbers of the dtypes of KV pools in the kernels."""
 CHUNK = 32
 """Inputs that an integer product rounds together."""
+ALIGNMENT = 64
+"""Bytes to a multiple of which panels are aligned: a line of the cache."""
 
 
 class Scales(ctypes.Structure):
@@ -70,6 +72,22 @@ def side_by_side(weights: Sequence[Packed]) -> Packed:
     parts = [part for one in weights for part in one.parts]
     tensors = tuple(tensor for one in weights for tensor in one.tensors)
     return Packed((Weights * len(parts))(*parts), tensors, weights[0].inputs, sum(one.outputs for one in weights))
+
+
+def joined(weights: Sequence[Packed]) -> Tensor:
+    """Moves the panels of weights in floats, without biases, into one tensor, in their order, and returns it.
+
+    Panels of small weights that are used in this order then reach the cache in time: prefetching goes on from one to
+    the next.
+    """
+    panels = [one.tensors[0].flatten().view(torch.uint8) for one in weights]
+    padded = [F.pad(each, (0, -len(each) % ALIGNMENT)) for each in panels]
+    together = torch.cat(padded)
+    address = together.data_ptr()
+    for one, each in zip(weights, padded, strict=True):
+        one.parts[0].panels = address
+        address += len(each)
+    return together
 
 
 def table(rows: Tensor) -> Packed:

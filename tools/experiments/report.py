@@ -28,7 +28,7 @@ from tools.experiments.simulated_devices import (
     simulated_drafts,
 )
 from tools.experiments.simulated_devices.virtual_time.figures import mean
-from tools.experiments.speed import features, idle, lease
+from tools.experiments.speed import adapters, features, idle, lease
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
@@ -41,6 +41,7 @@ PAGES = (
     DOCS / "gpu.md",
     DOCS / "speculation.md",
     DOCS / "parallel.md",
+    DOCS / "adapters.md",
 )
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
@@ -246,6 +247,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "features": _sourced("features.json", _features),
     "drafts": _sourced("drafts*.json", lambda: drafts.table(_read(drafts.Cell, "drafts*.json"))),
     "drafted-schemas": _sourced("drafted-schemas*.json", _drafted_schemas),
+    "adapters": _sourced("adapters*.json", lambda: adapters.table(_read(adapters.Cell, "adapters*.json"))),
     "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),
     "simulated-drafts": _sourced(
         "simulated-drafts.json",

@@ -2,7 +2,7 @@
 
 A stack without adapters and one that has eight answer the same requests in turn; the first one answers them twice, so
 that the machine's own spread is known. Models and adapters have random weights: each adapter changes all products of a
-layer. With `--vllm` two of vLLM's CPU servers do the same after them (`other_servers/vllm/setup_vllm_cpu.sh FOLDER`
+layer. With `--vllm` two of vLLM's CPU servers do the same instead (`other_servers/vllm/setup_vllm_cpu.sh FOLDER`
 installs it).
 """
 
@@ -69,14 +69,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians")
     add_output(parser)
     options = parser.parse_args(arguments)
-    commands = {"pagewire": PAGEWIRE} | ({"vllm": [str(options.vllm)]} if options.vllm else {})
-    cells = []
+    server, command = ("vllm", [str(options.vllm)]) if options.vllm else ("pagewire", PAGEWIRE)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(options.model, folder / "model")
         write_adapters(folder)
-        for server, command in commands.items():
-            cells += _measure(server, command, folder, options)
+        cells = _measure(server, command, folder, options)
     print("\n".join(table(cells)))
     write(options.output, parser.prog, arguments, model=options.model, runs=[asdict(cell) for cell in cells])
     return 0
