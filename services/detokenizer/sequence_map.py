@@ -13,6 +13,9 @@ from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.step import ERRORS, NO_TOKEN, Finish, StepOutput
 
+NONE = 0, 0
+"""Drafts of a sequence without any."""
+
 
 @dataclass(slots=True)
 class StepEffects:
@@ -26,14 +29,19 @@ class StepEffects:
     """Sequences that a stop string has ended, which the device does not know yet."""
     gapped: set[Stream] = field(default_factory=set)
     """Streams that miss a token."""
-    failed: dict[Stream, Finish] = field(default_factory=dict)
-    """Streams with a sequence that could sample no token, and why."""
+    failing: list[tuple[Stream, StreamedChoice, Finish]] = field(default_factory=list)
+    """Choices whose sequence could sample no token, and why."""
     tokens: int = 0
     """Number of tokens that were appended."""
     started: list[Stream] = field(default_factory=list)
     """Streams with a completion that got its first token."""
     before: dict[float, int] = field(default_factory=dict)
     """Number of rows with a new token, by the monotonic time at which the token before it was read."""
+
+    @property
+    def failed(self) -> dict[Stream, Finish]:
+        """Streams that cannot end well, and why. A choice that a stop string has ended before needs no token more."""
+        return {stream: error for stream, choice, error in self.failing if choice.finish is None}
 
     def note_before(self, at: float, rows: int) -> None:
         """Counts rows whose token before the new one was read at a time; 0: no token was, or elsewhere."""
@@ -76,9 +84,10 @@ class SequenceMap:
             return effects
         if only is not None:
             sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
-        if output.logprob_tokens or output.drafts:
-            _keep_reported(output, sequences)
+        if output.logprob_tokens:
+            _keep_logprobs(output, sequences)
         first, more = output.split_tokens()
+        drafts = output.split_drafts() if output.drafts else {}
         rows, noted, further, last = 0, 0, 0, 0.0
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
@@ -93,15 +102,13 @@ class SequenceMap:
                 continue
             stream, choice = bound
             if finish and finish in ERRORS:
-                effects.failed[stream] = Finish(finish)
-                continue
+                effects.failing.append((stream, choice, Finish(finish)))
             if token == NO_TOKEN:
-                stream.cached_tokens += choice.count_cached(start)
-                stream.times.note_row(output.elapsed_us, token=False)
+                _note_prompt(stream, choice, start, output.elapsed_us, token=False)
                 continue
             position = start + count - choice.prompt_length
-            if (more or output.drafts) and choice.origins is not None:
-                choice.note_origins(position, 1 + len(more.get(sequence, ())), output.accepted_drafts(sequence))
+            if (more or drafts) and choice.origins is not None:
+                choice.note_origins(position, 1 + len(more.get(sequence, ())), drafts.get(sequence, NONE)[1])
             try:
                 if more and sequence in more:
                     new = _accept_all(choice, position, [token, *more[sequence]], finish)
@@ -114,6 +121,8 @@ class SequenceMap:
             if not new:
                 continue
             effects.touched.add(stream)
+            if drafts and sequence in drafts:
+                stream.drafts.add(*drafts[sequence])
             before = choice.token_at
             if before != last:  # nearly all rows have their last tokens from the same step
                 effects.note_before(last, rows - noted)
@@ -122,8 +131,7 @@ class SequenceMap:
             choice.token_at = now
             if not before and len(choice.tokens) == new:
                 effects.started.append(stream)
-                stream.cached_tokens += choice.count_cached(start)
-                stream.times.note_row(output.elapsed_us, token=True)
+                _note_prompt(stream, choice, start, output.elapsed_us, token=True)
             if choice.finish is not None:
                 effects.note_end(stream, sequence, stopped=finish == Finish.NONE)
         effects.note_before(last, rows - noted)
@@ -131,8 +139,14 @@ class SequenceMap:
         return effects
 
 
-def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
-    """Hands what a step reports beside tokens to these sequences: log-probabilities and the numbers of drafts."""
+def _note_prompt(stream: Stream, choice: StreamedChoice, start: int, elapsed_us: int, *, token: bool) -> None:
+    """Notes a row that has computed positions of a prompt, from `start` on; `token`: and sampled the first token."""
+    stream.cached_tokens += choice.count_cached(start)
+    stream.times.note_row(elapsed_us, token=token)
+
+
+def _keep_logprobs(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
+    """Hands the log-probabilities that a step reports to these sequences."""
     numbers = iter(unpack(output.logprob_tokens))
     begin = 0
     for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
@@ -141,10 +155,6 @@ def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, Str
             logprobs = ReportedLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
             sequences[sequence][1].report(position, logprobs)
         begin = end
-    numbers = iter(unpack(output.drafts))
-    for sequence, drafted, accepted in zip(numbers, numbers, numbers, strict=True):
-        if sequence in sequences:
-            sequences[sequence][0].drafts.add(drafted, accepted)
 
 
 def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:

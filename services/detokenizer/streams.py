@@ -150,16 +150,18 @@ class Streams:
             self._sequences.unbind(stream, before)
         stream.attachment = attach
         stream.incomplete = False
-        for failed in ERRORS.intersection(attach.finishes):
-            self.abort(stream, _error_of(failed, stream.adapter))
-            return _attached(stream, AttachState.ENDED)
-        choices = stream.choices
+        choices, failed = stream.choices, Finish.NONE
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
-            finish = attach.finishes[index] if attach.finishes else Finish.NONE
+            finish = Finish(attach.finishes[index]) if attach.finishes else Finish.NONE
             if tokens and attach.cumulative_logprobs:
                 choice.score = attach.cumulative_logprobs[index]
             reported = attach.logprobs[index] if attach.logprobs else ()
             self._accept_known(choice, unpack(tokens), finish, reported)
+            if finish in ERRORS and choice.finish is None:
+                failed = finish
+        if failed:
+            self.abort(stream, _error_of(failed, stream.adapter))
+            return _attached(stream, AttachState.ENDED)
         self._sequences.bind(stream, choices, attach)
         former = before.scheduler if before is not None else attach.scheduler
         if former != attach.scheduler and stream.count_lost_schedulers(former, self._peers) >= MAX_LOST_SCHEDULERS:

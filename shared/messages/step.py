@@ -102,10 +102,10 @@ class StepOutput(Wire, frozen=True):
         """Number of drafted tokens that the step has verified."""
         return sum(unpack(self.drafts)[1::3]) if self.drafts else 0
 
-    def accepted_drafts(self, sequence: int) -> int:
-        """Returns the number of drafted tokens of a sequence that were right."""
+    def split_drafts(self) -> dict[int, tuple[int, int]]:
+        """Returns the number of drafted tokens of each sequence that had any, and how many of them were right."""
         numbers = iter(unpack(self.drafts))
-        return next((right for other, _, right in zip(numbers, numbers, numbers, strict=True) if other == sequence), 0)
+        return {sequence: (drafted, right) for sequence, drafted, right in zip(numbers, numbers, numbers, strict=True)}
 
     def split_tokens(self) -> tuple[list[int], dict[int, list[int]]]:
         """Returns the first token of each row, or `NO_TOKEN`, and by sequence the further tokens of rows with several.

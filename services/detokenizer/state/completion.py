@@ -11,7 +11,7 @@ from pagewire.shared.messages import unpack
 from pagewire.shared.messages.client import TokenOrigin
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.open import OpenStream
-from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages.step import ERRORS, Finish
 
 FinishName = Literal["stop", "length", "cancelled"]
 
@@ -87,7 +87,8 @@ class StreamedChoice(Completion):
     def accept(self, position: int, token: int, finish: int) -> bool:
         """Appends the token at `position`, counted from the first generated one.
 
-        Returns False if the token is here already, or the completion has ended. `finish` is the device's `Finish`.
+        Returns False if the token is here already, or the completion has ended. `finish` is the device's `Finish`; an
+        error ends nothing, since it belongs to the token behind this one.
 
         Raises:
             TokenGap: tokens before it, or log-probabilities, are missing.
@@ -100,6 +101,8 @@ class StreamedChoice(Completion):
         if self._reports:
             self._take_reported(position)
         self.tokens.append(token)
+        if finish and finish in ERRORS:
+            finish = Finish.NONE
         text = self._decode_last(token, finish) if finish else self._decoder.push(token)
         if self._stops is not None:
             text = self._stop(self._stops, text, finish)

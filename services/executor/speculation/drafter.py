@@ -22,8 +22,8 @@ class NewSequence(NamedTuple):
 
     sampling: Record
     """Its sampling parameters []."""
-    prompt_tokens: int
-    """Number of its first tokens that are its prompt."""
+    known_tokens: int
+    """Number of tokens that it begins with: its prompt and, after a preemption, what it had generated."""
     cache_salt: str = ""
     """Sequences with the same salt have the same tenant and the same adapter."""
 

@@ -119,7 +119,7 @@ class SuffixDrafter(Drafter):
     def end(self, slot: int, text: Int64) -> None:
         sequence = self._sequences.pop(slot)
         if self._outputs is not None:
-            self._outputs.add(sequence.cache_salt, text[sequence.prompt_tokens :])
+            self._outputs.add(sequence.cache_salt, text[sequence.known_tokens :])
 
     @override
     def draft(self, rows: Sequence[DraftRow]) -> list[Draft]:

@@ -22,7 +22,6 @@ class SamplingSettings(NamedTuple):
     edits: Edits | None
     """Edits of the logits, without the tokens of the sequence."""
     adapter: SequenceAdapter | None = None
-    prompt_tokens: int = 0
     cache_salt: str = ""
 
     @classmethod
@@ -30,7 +29,7 @@ class SamplingSettings(NamedTuple):
         """Returns the parameters of a new sequence, with its grammar and its adapter."""
         complete = sampling_record(added)
         edits = _edits_of(added, complete, grammar)
-        return cls(complete, unpack(added.sampling.stop_ids), edits, adapter, added.prompt_tokens, added.cache_salt)
+        return cls(complete, unpack(added.sampling.stop_ids), edits, adapter, added.cache_salt)
 
 
 def sampling_record(added: AddSlot) -> Record:

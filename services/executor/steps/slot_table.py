@@ -272,7 +272,7 @@ class SlotTable:
             stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
-            self._known[slots[here & stops]] = batch.ends[here & stops] + 1
+            self._known[slots[here & stops]] = (batch.ends + (finishes == _STOP))[here & stops]
             self._changes += 1
         written = here & batch.samples
         if np.count_nonzero(written) == len(slots):
@@ -381,6 +381,8 @@ class SlotTable:
         self._changes += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted
         self._tokens[slot, : len(tokens)] = tokens
+        if self._speculator is not None:  # no token of an earlier sequence may be drafted for another tenant
+            self._tokens[slot, len(tokens) :] = 0
         self._known[slot] = len(tokens)
         self._computed[slot] = computed
         self._ends[slot] = end

@@ -141,7 +141,9 @@ class StepLoop:
                 idle = not self._advance(new.plans)
             except DeviceLost:
                 raise
-            except Exception:
+            except Exception as error:
+                if self._device.lost:  # by a rank, say: whatever was raised is its effect
+                    raise DeviceLost(self._device.lost) from error
                 self._fail()
                 if self.broken:
                     raise
@@ -347,7 +349,7 @@ class StepLoop:
             self._adapters.slots.assign(slot, sampling.adapter)
         self._sampling[slot] = sampling
         if self._speculator is not None and not sampling.record["num_candidates"]:  # which beams report
-            sequence = NewSequence(sampling.record, sampling.prompt_tokens, sampling.cache_salt)
+            sequence = NewSequence(sampling.record, len(self._slots.tokens(slot)), sampling.cache_salt)
             self._speculator.begin(slot, sequence, sampling.stop_ids, edits.grammar if edits else None)
 
     def _answer(

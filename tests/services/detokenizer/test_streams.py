@@ -325,10 +325,38 @@ class TestAttachment:
             else:
                 world.step((101, 0, NO_TOKEN, finish))
             error = await reader.error()
-            assert (error.code, error.error, error.tokens_emitted) == (code, kind, 1)
+            assert (error.code, error.error, error.tokens_emitted) == (code, kind, 3 if missed else 1)
             assert reason in error.message
             await until(lambda: world.aborted)
             assert world.aborted == [([100, 101], AbortReason.CANCELLED)]
+
+    async def test_tokens_before_the_one_that_failed_are_sent(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.publish(verified(HELLO[:2], Finish.GRAMMAR_LIMIT))
+            assert (await reader.error()).tokens_emitted == 2
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]
+
+    async def test_a_stop_string_before_the_token_that_failed_ends_the_stream(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(stop=("world",))
+            await world.attach()
+            world.publish(verified(HELLO[:2], Finish.NOT_FINITE))
+            assert (await reader.end()).choices[0].stop_reason == "world"
+
+    async def test_the_drafts_of_a_step_that_comes_again_count_once(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            for step in range(2):
+                world.publish(verified(HELLO[:3], step=step, accepted=2))
+            world.publish(verified(HELLO[3:], Finish.LENGTH, step=2, start=3))
+            metrics = (await reader.end()).metrics
+            assert metrics is not None
+            drafts = metrics.speculative_decoding
+            assert drafts
+            assert (drafts.num_draft_tokens, drafts.num_accepted_draft_tokens) == (2, 2)
 
     async def test_a_stop_string_in_tokens_of_the_scheduler_ends_the_stream(self, folder: Path) -> None:
         async with rig(folder) as world:
@@ -577,30 +605,34 @@ def step_output(
     )
 
 
+def verified(
+    tokens: list[int], finish: Finish = Finish.NONE, *, step: int = 0, accepted: int = 0, start: int = 0
+) -> StepOutput:
+    """A step with one row, which has several tokens, `accepted` of them drafted."""
+    return StepOutput(
+        term=1,
+        step=step,
+        plan=1,
+        sequences=pack([100]),
+        starts=pack([PROMPT + start - 1 if start else 0]),
+        counts=pack([1 if start else PROMPT]),
+        tokens=pack(tokens),
+        finishes=bytes([finish]),
+        elapsed_us=1,
+        token_counts=pack([len(tokens)]),
+        drafts=pack([100, 2, accepted]) if accepted else b"",
+    )
+
+
 class TestOrigins:
     """Frames say how their tokens came, if the request asks for that."""
-
-    def output(self, step: int, tokens: list[int], accepted: int = 0, start: int = 0) -> StepOutput:
-        return StepOutput(
-            term=1,
-            step=step,
-            plan=1,
-            sequences=pack([100]),
-            starts=pack([PROMPT + start - 1 if start else 0]),
-            counts=pack([1 if start else PROMPT]),
-            tokens=pack(tokens),
-            finishes=bytes([Finish.NONE]),
-            elapsed_us=1,
-            token_counts=pack([len(tokens)]),
-            drafts=pack([100, 2, accepted]) if accepted else b"",
-        )
 
     async def test_right_drafts_come_before_a_sampled_token_and_forced_ones_behind(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open(return_token_origins=True)
             await world.attach()
-            world.publish(self.output(0, HELLO[:1]))
-            world.publish(self.output(1, HELLO[1:5], accepted=2, start=1))
+            world.publish(verified(HELLO[:1]))
+            world.publish(verified(HELLO[1:5], step=1, accepted=2, start=1))
             await until(lambda: len(reader.deltas) == 5)
             assert [delta.origin for delta in reader.deltas] == ["sampled", "drafted", "drafted", "sampled", "forced"]
 
@@ -608,7 +640,7 @@ class TestOrigins:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
-            world.publish(self.output(0, HELLO[:3], accepted=2))
+            world.publish(verified(HELLO[:3], accepted=2))
             await until(lambda: len(reader.deltas) == 3)
             assert all(b"origin" not in body for body in reader.bodies)
 

@@ -268,10 +268,10 @@ class FakePending:
         assert device.pending.popleft() is self, "steps are waited for once and in order"
         if device.gate is not None:
             assert device.gate.acquire(timeout=PATIENCE)
-        if device.lost:
-            raise DeviceLost("a sum has failed")
         if device.failing:
             raise RuntimeError("the device is on fire")
+        if device.lost:
+            raise DeviceLost("a sum has failed")
         device.busy += 0.5
         return self._tokens
 

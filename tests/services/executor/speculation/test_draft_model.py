@@ -14,7 +14,7 @@ from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import CAPACITY, FakeDevice, FakePending, token_at
 
 KEY = 7
-SEQUENCE = NewSequence(record(key=KEY), prompt_tokens=1)
+SEQUENCE = NewSequence(record(key=KEY), known_tokens=1)
 
 
 class Memory(FakeDevice):

@@ -32,7 +32,7 @@ def speculator(seconds: dict[int, float], draft: Draft = DRAFT, slots: int = 40)
     for positions, time in seconds.items():
         result.cost.observe(positions, time)
     for slot in range(slots):
-        result.begin(slot, NewSequence(record(), prompt_tokens=1), [11], None)
+        result.begin(slot, NewSequence(record(), known_tokens=1), [11], None)
     return result
 
 
@@ -120,7 +120,7 @@ def beside(drafter: Drafter) -> Speculator:
     for positions, time in FLAT.items():
         result.cost.observe(positions, time)
     for slot in range(2):
-        result.begin(slot, NewSequence(record(), prompt_tokens=1), [], None)
+        result.begin(slot, NewSequence(record(), known_tokens=1), [], None)
     return result
 
 
@@ -155,7 +155,7 @@ def test_a_step_has_no_more_drafts_than_its_device_verifies() -> None:
         for size, time in FLAT.items():
             limited.cost.observe(size, time)
         for slot in range(2):
-            limited.begin(slot, NewSequence(record(), prompt_tokens=1), [], None)
+            limited.begin(slot, NewSequence(record(), known_tokens=1), [], None)
         assert sum(drafted(limited)) == number
 
 
@@ -164,5 +164,5 @@ def test_a_device_waits_only_for_drafts_that_pay_for_the_wait() -> None:
         fast = Speculator(Constant(Draft([7] * 4, [0.3] * 4, 20)), 4, DRAFTING, ahead=ahead)
         for positions, time in ((1, 0.001), (200, 0.001)):
             fast.cost.observe(positions, time)
-        fast.begin(0, NewSequence(record(), prompt_tokens=1), [], None)
+        fast.begin(0, NewSequence(record(), known_tokens=1), [], None)
         assert bool(fast.draft(rows(1), 1, 1)[0]) == (not ahead)

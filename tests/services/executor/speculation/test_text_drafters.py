@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.executor.speculation.drafter import NO_DRAFT, Draft, Drafter, DraftRow, NewSequence
-from pagewire.services.executor.speculation.earlier_outputs import EarlierOutputs
+from pagewire.services.executor.speculation.earlier_outputs import END, EarlierOutputs
 from pagewire.services.executor.speculation.text_drafters import (
     NgramDrafter,
     SuffixDrafter,
@@ -79,12 +79,21 @@ def after(outputs: EarlierOutputs, text: list[int], salt: str = "", room: int = 
 def test_a_suffix_follows_earlier_outputs_of_the_same_tenant() -> None:
     outputs = EarlierOutputs(10)
     drafter = SuffixDrafter(24, factor=1.0, least_share=0.1, outputs=outputs)
-    drafter.begin(3, NewSequence(record(), prompt_tokens=2, cache_salt="alice~"))
+    drafter.begin(3, NewSequence(record(), known_tokens=2, cache_salt="alice~"))
     drafter.end(3, array([1, 2, 5, 6, 7, 8]))
     assert after(outputs, [9, 5, 6], "alice~") == [7, 8]
     assert after(outputs, [1], "alice~") == [], "a prompt is no output"
     for salt in ("", "bob~", "alice~s1", "lora/0f3c~alice~"):
         assert after(outputs, [9, 5, 6], salt) == []
+
+
+def test_an_output_that_is_interrupted_is_kept_once() -> None:
+    outputs = EarlierOutputs(10)
+    drafter = SuffixDrafter(24, factor=1.0, least_share=0.1, outputs=outputs)
+    for known, text in ((2, [1, 2, 5, 6]), (4, [1, 2, 5, 6, 7, 8])):
+        drafter.begin(3, NewSequence(record(), known))
+        drafter.end(3, array(text))
+    assert outputs.of("").tokens.tolist() == [5, 6, END, 7, 8, END]
 
 
 def test_the_longer_end_of_a_text_decides_where_a_suffix_is_followed() -> None:

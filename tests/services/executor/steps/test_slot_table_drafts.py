@@ -13,7 +13,7 @@ from pagewire.services.executor.steps.slot_table import SlotTable
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.sampling_parameters import record
+from pagewire.shared.sampling_parameters import NOT_FINITE, record
 from tests.services.executor.fakes import DRAFTING, add, plan, sampling
 from tests.support.drafters import Scripted
 
@@ -160,6 +160,21 @@ def test_what_steps_in_flight_sample_is_no_text_of_a_sequence_that_is_removed() 
     table, drafter = keeping(add(0, 1, [3], [0, 1, 2]))
     table.record(launched(table), np.array([7]))
     launched(table), launched(table)
+    table.apply(plan(3, removed=[0]))
+    assert drafter.texts == [[3, 7]]
+
+
+def test_neither_is_what_a_grammar_forces_behind_it() -> None:
+    table, drafter = keeping(add(0, 1, [3], [0, 1, 2]))
+    table.append_forced(launched(table), {0: [8, 9]})
+    table.apply(plan(3, removed=[0]))
+    assert not {*range(20, 40)}.intersection(*drafter.texts), "a token of the slot's earlier sequence"
+
+
+def test_a_token_that_could_not_be_sampled_is_no_text() -> None:
+    table, drafter = keeping(add(0, 1, [3], [0, 1, 2]))
+    table.record(launched(table), np.array([7]))
+    table.record(launched(table), np.array([NOT_FINITE]))
     table.apply(plan(3, removed=[0]))
     assert drafter.texts == [[3, 7]]
 

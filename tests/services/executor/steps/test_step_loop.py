@@ -293,9 +293,11 @@ def test_an_exception_of_the_device_ends_the_loop(gated: Run) -> None:
     assert (failed.step, unpack(failed.failed), failed.sequences) == (0, [7], b"")
 
 
-def test_a_lost_device_ends_the_loop_and_no_sequence_is_named(gated: Run) -> None:
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_lost_device_ends_the_loop_and_no_sequence_is_named(gated: Run, failing: bool) -> None:
     gated.inbox.put(plan(1, add(0, 7, [1], [0])))
     gated.entered()
+    gated.device.failing = failing
     gated.device.lose()
     gated.device.allow()
     with pytest.raises(DeviceLost, match="rank 1 has ended"):

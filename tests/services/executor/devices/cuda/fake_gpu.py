@@ -352,7 +352,7 @@ def draft(device: CudaDevice) -> None:
     drafter = DraftModel(device, device.capacity.vocab_size)
     texts = [np.arange(1, length) for length in (4, 40, 3 * DRAFT_MODEL_TOKENS)]
     for slot in range(len(texts)):
-        drafter.begin(slot, NewSequence(record(temperature=1.0), prompt_tokens=3))
+        drafter.begin(slot, NewSequence(record(temperature=1.0), known_tokens=3))
     for _ in range(5):
         drafts = drafter.draft([DraftRow(slot, text, 3) for slot, text in enumerate(texts)])
         texts = [np.append(text, [*each.tokens[:1], 9]) for text, each in zip(texts, drafts, strict=True)]
