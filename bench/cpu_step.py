@@ -45,6 +45,7 @@ from pagewire.services.executor.models.transformers_backend.loading import load_
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.weights import random_weights
 from pagewire.services.executor.sequence_key import sequence_key
+from pagewire.shared.process.linux_process import use_huge_pages
 from pagewire.shared.sampling_parameters import record
 from pagewire.shared.settings.flags import Parser
 
@@ -270,6 +271,7 @@ def _device(case: Case, options: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     timed = Timed(model, backend)
     cores = Cores(1, lambda _: None)  # nothing to share: the threads remain those that were asked for
     device = CpuDevice(model, capacity, timed, cores)
+    use_huge_pages()
     ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
     for slot in range(case.rows):
         sampling = record(temperature=options.temperature, top_p=options.top_p, key=sequence_key(0, slot, 0))

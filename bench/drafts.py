@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagewire bench drafts", description=__doc__)
     parser.add_argument("--model", default="", help="folder, file, hub id or short name; by default the default model")
     parser.add_argument("--quantization", choices=["auto", "none", "int8", "int4"], default="auto", help="the setting")
-    parser.add_argument("--spec-type", default="suffix", help="the method that drafts")
+    parser.add_argument("--spec-type", default="", help="the method that drafts; by default suffix")
     parser.add_argument("--speculative-config", default="", help="the setting of this name, such as a draft model")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="clients at once")
@@ -188,7 +188,8 @@ async def _measure(options: argparse.Namespace) -> list[Cell]:
         max_num_seqs=max(64, *options.clients),
         prefix_cache=False,
     )
-    drafts = {"spec_type": options.spec_type, "speculative_config": options.speculative_config}
+    method = options.spec_type or ("auto" if options.speculative_config else "suffix")
+    drafts = {"spec_type": method, "speculative_config": options.speculative_config}
     both = [msgspec.structs.replace(settings, **changes) for changes in ({"spec_type": "none"}, drafts)]
     cells = [Cell(name, count) for name in options.workloads for count in options.clients]
     for order in ((0, 1), (1, 0)):

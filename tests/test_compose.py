@@ -146,7 +146,7 @@ def test_one_variable_sets_the_replicas() -> None:
 
 
 def test_every_variable_is_a_setting() -> None:
-    settings = {variable(name) for name in FIELDS} | {"HF_HOME", "XDG_CACHE_HOME"}
+    settings = {variable(name) for name in FIELDS} | {"HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"}
     for service in compose().values():
         assert set(service["environment"]) <= settings
 

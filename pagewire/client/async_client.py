@@ -5,6 +5,7 @@ import secrets
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -83,6 +84,7 @@ class AsyncClient:
         self._bus = bus
         self._directory = Directory(bus, model, tenant) if bus is not None else None
         self._batch_inbox = BatchInbox(bus) if bus is not None else None
+        self._streams: WeakSet[Stream] = WeakSet()  # which end with the connection
         self._tenants: dict[str, AsyncClient] = {}
         self._adding_tenant = asyncio.Lock()
 
@@ -105,6 +107,8 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         if self._owns_bus and self._bus is not None:
             bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
+            for stream in list(self._streams):
+                stream.fail(BusUnavailable("the client is closed"))
             await bus.close()
 
     async def for_tenant(self, tenant: str) -> "AsyncClient":
@@ -220,7 +224,10 @@ class AsyncClient:
             raise InvalidRequest(str(error), field=field_of(error)) from error
         bus, directory, batch_inbox = self._connection()
         new = fresh or not request_id
-        return Stream(bus, directory, batch_inbox, model, parsed, body, traceparent, fresh=new, repeatable=repeatable)
+        stream = Stream(bus, directory, batch_inbox, model, parsed, body, traceparent, fresh=new, repeatable=repeatable)
+        if self._owns_bus:
+            self._streams.add(stream)
+        return stream
 
     def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
         """Returns a request for the model's answer to a conversation. The arguments are those of `stream`."""

@@ -81,6 +81,7 @@ class Stream:
     """
 
     __slots__ = (  # every frame reads some of them, and Python is slower with more than 30 attributes
+        "__weakref__",
         "_absent_at",
         "_absent_since",
         "_accepted",
@@ -391,8 +392,12 @@ class Stream:
 
     def detach(self) -> None:
         """Ends the iteration with `Detached`. The request goes on, and whoever sends it again soon gets its text."""
+        self.fail(Detached("this server has stopped: send the request again, with the same request_id"))
+
+    def fail(self, error: PagewireError) -> None:
+        """Ends the iteration with an error, unless it has ended. The request goes on without a reader."""
         if not self._ended:
-            self._end(Detached("this server has stopped: send the request again, with the same request_id"))
+            self._end(error)
 
     def _abandon(self) -> None:
         with suppress(BusUnavailable):  # without a connection the pipeline itself notices that the reader is gone

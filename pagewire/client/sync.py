@@ -4,37 +4,54 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from pagewire.client.async_client import AsyncClient, Messages, Prompt
 from pagewire.client.stream import Stream
+from pagewire.shared.bus.nats import CLOSE_TIMEOUT
+from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
 
 T = TypeVar("T")
+
+CLOSED = "the client is closed"
 
 
 class LoopThread:
     """An event loop in a background thread, on which other threads run coroutines."""
 
     def __init__(self) -> None:
+        self._closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pagewire", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and returns its result. An interrupt of the calling thread cancels the coroutine."""
+        """Runs a coroutine and returns its result. An interrupt of the calling thread cancels the coroutine.
+
+        Raises:
+            BusUnavailable: the loop is closed, before or meanwhile.
+        """
+        if self._closing:
+            work.close()
+            raise BusUnavailable(CLOSED)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError as error:
+            raise BusUnavailable(CLOSED) from error
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Ends the loop and its thread. May be called twice."""
-        if self._loop.is_closed():
+        """Ends the loop and its thread, and what other threads still run there. May be called twice."""
+        if self._closing:
             return
-        self.run(self._loop.shutdown_asyncgens())
+        self.run(_end_tasks())
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -119,7 +136,18 @@ class Client:
             while (delta := self._thread.run(_next(deltas))) is not None:
                 yield delta
         finally:
-            self._thread.run(deltas.aclose())
+            with suppress(BusUnavailable):  # the client was closed first, and has ended the stream
+                self._thread.run(deltas.aclose())
+
+
+async def _end_tasks() -> None:
+    """Cancels all other tasks of the loop, waits for them and ends its generators."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=CLOSE_TIMEOUT)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 async def _next(deltas: AsyncGenerator[Delta, None]) -> Delta | None:

@@ -21,7 +21,7 @@ from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
-from pagewire.shared.settings.config import Settings, nats_urls, uses_flashinfer
+from pagewire.shared.settings.config import Settings, nats_urls, uses_flashinfer, without_logins
 
 MIN_FREE_MEMORY = 2 << 30
 """Bytes of free memory that a stack with the bundled model needs."""
@@ -126,8 +126,8 @@ async def _connection(settings: Settings) -> str:
     except BusUnavailable:
         if settings.nats_url:
             raise
-        return f"no stack is running at {url}; `pagewire serve` starts one{_port(settings)}"
-    return f"{url} serves {names}"
+        return f"no stack is running at {without_logins(url)}; `pagewire serve` starts one{_port(settings)}"
+    return f"{without_logins(url)} serves {names}"
 
 
 def _port(settings: Settings) -> str:

@@ -16,7 +16,7 @@ from pagewire.shared.adapters.lora_modules import parse, with_whole_path
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process import device_choice
 from pagewire.shared.settings import flags
-from pagewire.shared.settings.config import STACK_WIDE, Settings, names
+from pagewire.shared.settings.config import STACK_WIDE, Settings, names, without_logins
 from pagewire.shared.settings.speculation import draft_model, with_draft_model
 
 _log = structlog.get_logger()
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.add:
         _check_flags(arguments)
         return session.run(_add(models), session.quiet(settings))
-    return session.run(_serve(settings, others), settings)
+    return session.run(_serve(settings, others), settings, until_stopped=True)
 
 
 async def _serve(settings: Settings, others: Sequence[Settings]) -> int:
@@ -46,7 +46,10 @@ async def _serve(settings: Settings, others: Sequence[Settings]) -> int:
         if settings.device == device_choice.AUTO:
             _log.info("device_chosen", **device_choice.choose()._asdict())
         address = await stack.ready()
-        print(" ".join(["ready", address.http, address.nats, *(stack.models if others else ())]), flush=True)
+        print(
+            " ".join(["ready", address.http, without_logins(address.nats), *(stack.models if others else ())]),
+            flush=True,
+        )
         running = asyncio.create_task(stack.wait())
         signalled = asyncio.create_task(session.first_signal().wait())
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -19,42 +19,55 @@ from pagewire.shared.security import credentials
 from pagewire.shared.settings.config import Settings, nats_urls
 from pagewire.shared.telemetry import logs
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""The signals that end a command."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a command. The last one, of a terminal that closes, does not where it is ignored (`nohup`)."""
 CONNECT_TIMEOUT = 1.0
 """Seconds within which a running stack must answer."""
 
 
-def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
-    """Runs a command and returns its exit code. SIGINT and SIGTERM cancel the command; the exit code is then 0."""
+def run(work: Coroutine[Any, Any, int], settings: Settings, *, until_stopped: bool = False) -> int:
+    """Runs a command and returns its exit code. A signal of `SIGNALS` cancels the command.
+
+    The exit code is then 128 and the number of the signal, or 0 where the command runs `until_stopped`.
+    """
     logs.configure(settings, service="supervisor")
 
     async def until_signal() -> int:
         task = asyncio.create_task(work)
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        arrived: list[int] = []
+
+        def on_signal(number: int) -> None:
+            arrived.append(number)
+            task.cancel()
+
+        _on_signals(on_signal)
         try:
             return await task
         except asyncio.CancelledError:
-            return 0
+            return 0 if until_stopped or not arrived else 128 + arrived[0]
 
     return asyncio.run(until_signal())
 
 
 def first_signal() -> asyncio.Event:
-    """Returns an event that the next SIGINT or SIGTERM sets instead of cancelling the command; a second one cancels it.
+    """Returns an event that the next signal sets instead of cancelling the command; a second one cancels it.
 
     The command's own task must call it.
     """
-    loop, command, arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    command, arrived = asyncio.current_task(), asyncio.Event()
     assert command is not None
 
-    def on_signal() -> None:
+    def on_signal(_: int) -> None:
         (command.cancel if arrived.is_set() else arrived.set)()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
+    _on_signals(on_signal)
     return arrived
+
+
+def _on_signals(handler: Callable[[int], None]) -> None:
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, handler, number)
 
 
 def piped_text() -> str | None:

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.service is None:
             raise ConfigurationError("--alive is about one service: give --service NAME")
         return session.run(_alive(settings, arguments.service, here=arguments.here), settings)
-    return session.run(_status(settings, arguments.service, arguments.watch, here=arguments.here), settings)
+    status = _status(settings, arguments.service, arguments.watch, here=arguments.here)
+    return session.run(status, settings, until_stopped=arguments.watch is not None)
 
 
 async def _status(settings: Settings, service: str | None, every: float | None, *, here: bool) -> int:

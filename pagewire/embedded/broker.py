@@ -17,6 +17,7 @@ import structlog
 
 from pagewire.embedded import broker_config
 from pagewire.embedded.broker_config import SERVER_NAME, Membership
+from pagewire.embedded.broker_folder import BrokerFolder
 from pagewire.embedded.child_process import end, send_signal
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process.linux_process import die_with, use_batch_scheduling
@@ -94,7 +95,7 @@ class Broker:
         self._max_store = max_store
         self.membership = membership
         self._write_failed = asyncio.Event()
-        self._folder: Path | None = None
+        self._folder: BrokerFolder | None = None
         self._bound = False
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -113,7 +114,7 @@ class Broker:
     def folder(self) -> Path:
         """Folder in which the server stores its streams."""
         assert self._folder is not None, "the broker was not started"
-        return self._store or self._folder
+        return self._store or self._folder.path
 
     @property
     def pid(self) -> int:
@@ -173,7 +174,7 @@ class Broker:
         """Has the server read the tenants' keys again. It cuts the connections of removed keys."""
         if self._folder is not None and self._bound:
             try:
-                self._write_configuration(self._folder, self.port)
+                self._write_configuration(self._folder.path, self.port)
             except OSError as error:
                 log.warning("keys_not_changed", reason=str(error))
             else:
@@ -191,7 +192,7 @@ class Broker:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     async def _first_launch(self) -> None:
@@ -212,8 +213,8 @@ class Broker:
 
     async def _launch(self, port: int) -> None:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="pagewire-nats-"))
-        file = self._write_configuration(self._folder, port)
+            self._folder = BrokerFolder()
+        file = self._write_configuration(self._folder.path, port)
         self._process = await asyncio.create_subprocess_exec(
             find_server(),
             "--config",

@@ -14,7 +14,7 @@ from pagewire.shared.bus import Bus
 from pagewire.shared.bus.jetstream import NO_JETSTREAM
 from pagewire.shared.errors import BusError, ConfigurationError, NoResponders
 from pagewire.shared.security.api_keys import ApiKeys
-from pagewire.shared.settings.config import Settings, store_replicas
+from pagewire.shared.settings.config import Settings, store_replicas, without_logins
 
 MAX_PORT = 65535
 START_ATTEMPTS = 3
@@ -126,7 +126,7 @@ def check_servers(settings: Settings) -> str:
             raise ConfigurationError(
                 f"nats-cluster {servers} starts servers, and nats-url names servers that run: set one of them"
             )
-        return f"{settings.nats_url}; copies of what is stored: {replicas}"
+        return f"{without_logins(settings.nats_url)}; copies of what is stored: {replicas}"
     if replicas > servers:
         raise ConfigurationError(
             f"nats-replicas {replicas} needs {replicas} servers: set nats-cluster to {replicas}, or give the URLs of a "

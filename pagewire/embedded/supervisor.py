@@ -1,6 +1,7 @@
 """Keeps a set of processes running: restarts those that end, and ends all of them with itself."""
 
 import asyncio
+import errno
 import os
 import signal
 from asyncio.subprocess import Process
@@ -27,6 +28,10 @@ from pagewire.shared.process.polling import poll
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
+NOT_STARTED = 1
+"""Stands for the exit code of a process for which the machine had no room: it is tried again."""
+SCARCE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors of a machine that has no room for a process, and may have some later."""
 MAX_REASON = 4096
 """Maximum bytes of the reason for which a process refuses its settings; a pipe holds them."""
 
@@ -247,7 +252,21 @@ class Supervisor:
             send_signal(run.process, signal.SIGKILL)
 
     async def _run_once(self, program: Program, run: _Run) -> tuple[int, str]:
-        """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""
+        """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal.
+
+        Raises:
+            ConfigurationError: the command cannot be started.
+        """
+        try:
+            return await self._run_piped(program, run)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                reason = f"cannot start {program.name}: {error.strerror}: {program.command[0]}"
+                raise ConfigurationError(reason) from error
+            _log.warning("process_not_started", process=program.name, reason=error.strerror)
+            return NOT_STARTED, ""
+
+    async def _run_piped(self, program: Program, run: _Run) -> tuple[int, str]:
         reader, writer = os.pipe()
         try:
             os.set_blocking(reader, False)
@@ -265,13 +284,8 @@ class Supervisor:
         if run.predecessors:
             environment[PREDECESSORS] = ",".join(str(process.pid) for process in run.predecessors)
         run.instance = self.instances[program.name] = environment.get(INSTANCE, "")
-        try:
-            process = await self._spares.start(
-                program.command, program.spare, environment, (refusal, *program.descriptors)
-            )
-        except OSError as error:
-            raise ConfigurationError(f"cannot start {program.name}: {error.strerror}: {program.command[0]}") from error
-        run.process = process
+        descriptors = refusal, *program.descriptors
+        run.process = process = await self._spares.start(program.command, program.spare, environment, descriptors)
         if program.name in self._stopped:
             send_signal(process, signal.SIGTERM)  # it has just started, so that it has nothing to finish
         try:

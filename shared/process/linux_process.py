@@ -44,8 +44,14 @@ _LIMITS = {
 }
 """Files with a container's limit, with what it uses, and with the part of that, by name, that the kernel takes back
 from cached files when memory is short; of cgroup v2 and v1."""
+TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""File that says whether memory may lie in huge pages."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_HUGE_PAGE = 2 << 20
+_MANY_PAGES = 8 * _HUGE_PAGE
+"""Bytes of an allocation from which on it is worth huge pages: the stack of a thread is smaller."""
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -86,6 +92,25 @@ def return_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_ALLOCATION)  # also ends the adjustment of this threshold, which grows with use
         mallopt(_M_TRIM_THRESHOLD, 8 * LARGE_ALLOCATION)
         mallopt(_M_ARENA_MAX, 2)
+
+
+def use_huge_pages() -> None:
+    """Moves this process's large allocations into pages of 2 MiB, unless the system forbids these; no effect outside
+    Linux, and before Linux 6.1 a slow one.
+
+    A step reads all weights: with pages of 4 KiB, about a tenth of its time goes into looking up their addresses.
+    """
+    if _libc is None or not TRANSPARENT.exists() or "[never]" in TRANSPARENT.read_text():
+        return
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, inode, *name = line.split()
+        if rights != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):
+            continue  # a file, shared or protected
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        start, end = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
+        if end - start >= _MANY_PAGES:
+            for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
+                _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def refuse_settings(reason: str) -> None:

@@ -36,7 +36,7 @@ from pagewire.shared.process.store_keeper import StoreKeeper
 from pagewire.shared.security import credentials
 from pagewire.shared.security.permissions import STORING
 from pagewire.shared.settings import flags
-from pagewire.shared.settings.config import Settings, nats_urls, store_replicas
+from pagewire.shared.settings.config import Settings, nats_urls, store_replicas, without_logins
 from pagewire.shared.telemetry import logs, tracing
 
 CLOSE_WITHIN = 8.0
@@ -273,9 +273,9 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
             )
         except (BusUnavailable, RequestTimeout) as error:
             event = "store_unavailable" if isinstance(error, StorageRefused) else "broker_unreachable"
-            _log.warning(event, url=url, reason=str(error), retry_in=delay)
+            _log.warning(event, url=without_logins(url), reason=str(error), retry_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
         else:
-            _log.info("connected", url=url)
+            _log.info("connected", url=without_logins(url))
             return bus

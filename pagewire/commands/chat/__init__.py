@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
     as_params(conversation.sampling)
     text = session.piped_text()
     if text is None:
-        return session.run(terminal.talk(conversation, settings), settings)
+        return session.run(terminal.talk(conversation, settings), settings, until_stopped=True)
     return session.run(answers.answer_once(conversation, text.strip(), settings), settings) if text.strip() else 0

@@ -33,6 +33,7 @@ from pagewire.services.executor.rank_processes import MAX_RANKS
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.memory_need import POOL_SHARE
 from pagewire.shared.models.model_folder import folder_of, max_model_len, read_config
+from pagewire.shared.process.linux_process import use_huge_pages
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.settings.speculation import draft_model
 
@@ -105,6 +106,7 @@ def _open(settings: Settings, folder: Path, kernels: CpuKernels, followers: CpuF
     if draft is not None:
         drafting = draft.open(settings, blocks // len(windows) * len(draft.windows), slots, shared_cores)
     device = loaded.open(settings, blocks, slots, shared_cores, drafting, followers)
+    use_huge_pages()
     log_pool(device.capacity, block_bytes)
     return device
 

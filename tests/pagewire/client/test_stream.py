@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from pagewire import AsyncClient
 from pagewire.client import connection, stream
+from pagewire.shared.bus import nats
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import (
+    BusUnavailable,
     ConnectionLost,
     ContextLength,
     DeadlineExceeded,
@@ -65,6 +67,21 @@ async def test_a_stream_yields_each_delta_and_ends(client: AsyncClient, responde
     assert responder.requests[0].request_id == "r1"
     assert responder.requests[0].sampling.max_tokens == 5
     assert responder.cancels == []
+
+
+async def test_a_stream_ends_with_its_client(
+    memory: MemoryBroker, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object, **__: object) -> MemoryBus:
+        return MemoryBus(memory, inbox_prefix="_INBOX")
+
+    monkeypatch.setattr(nats, "connect", connect)
+    responder.script = lambda _: [*deltas()[:1]]
+    async with AsyncClient("", api_key="", tenant="") as client:
+        reader = asyncio.create_task(read(client.stream("x", max_tokens=5)))
+        await until(lambda: responder.requests)
+    with pytest.raises(BusUnavailable, match="the client is closed"):
+        await asyncio.wait_for(reader, PATIENCE)
 
 
 async def test_a_result_needs_no_stream(client: AsyncClient, responder: Responder) -> None:

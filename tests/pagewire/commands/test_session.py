@@ -1,5 +1,8 @@
 """Commands use the stack that runs, or one of their own where none does; what fails later is no reason for another."""
 
+import asyncio
+import os
+import signal
 from types import TracebackType
 from typing import Any
 
@@ -83,3 +86,13 @@ async def test_a_stack_that_needs_a_key_is_not_replaced(monkeypatch: pytest.Monk
     with pytest.raises(ConfigurationError, match="needs a key"):
         async with session.connect(Settings(port=8101)):
             pass
+
+
+@pytest.mark.parametrize(("until_stopped", "code"), [(True, 0), (False, 128 + signal.SIGTERM)])
+def test_a_signal_is_an_end_only_of_a_command_that_runs_until_it_is_stopped(until_stopped: bool, code: int) -> None:
+    async def command() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.get_running_loop().create_future()
+        return 0
+
+    assert session.run(command(), Settings(), until_stopped=until_stopped) == code

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -22,6 +21,7 @@ from pagewire.embedded import broker as broker_module
 from pagewire.embedded import broker_care
 from pagewire.embedded.broker import Broker, PortTaken, find_server
 from pagewire.embedded.broker_config import MAX_PAYLOAD
+from pagewire.embedded.broker_folder import BrokerFolder
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats
@@ -202,11 +202,12 @@ class TestLife:
         program = """
 import asyncio, sys
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.broker_folder import BrokerFolder
 
 async def main():
     broker = Broker(port=0)
     await broker.start()
-    print(broker.pid, broker._folder, flush=True)
+    print(broker.pid, broker._folder.path, flush=True)
     await broker.wait()
 
 asyncio.run(main())
@@ -218,10 +219,13 @@ asyncio.run(main())
             line = (await parent.stdout.readline()).decode()
         pid, folder = line.split()
         assert alive(int(pid))
+        BrokerFolder().remove()
+        assert os.path.exists(folder), "the folder of a broker that lives"  # noqa: ASYNC240
         parent.kill()
         await parent.wait()
         await until(lambda: not alive(int(pid)))
-        shutil.rmtree(folder)
+        BrokerFolder().remove()
+        assert not os.path.exists(folder), "passwords and prompts of a broker that was killed"  # noqa: ASYNC240
 
 
 class TestFullDisk:

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -9,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pagewire.embedded.spares import Spares
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.process.linux_process import INSTANCE
@@ -97,6 +100,26 @@ async def test_the_reason_of_a_refusal_is_passed_on(tmp_path: Path) -> None:
     body = "os.write(int(os.environ['PAGEWIRE_REFUSAL']), b'too many slots'); sys.exit(2)"
     with pytest.raises(ConfigurationError, match=r"^too many slots$"):
         await Supervisor([program(tmp_path, body)], QUICK).run()
+
+
+@pytest.mark.parametrize("name", ["pipe", "start"])
+async def test_a_program_is_tried_again_while_the_machine_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    owner: Any = os if name == "pipe" else Spares
+    work, failures = getattr(owner, name), [errno.EAGAIN, errno.EMFILE]
+
+    def scarce(*arguments: Any) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "no room")
+        return work(*arguments)
+
+    monkeypatch.setattr(owner, name, scarce)
+    supervisor = asyncio.create_task(Supervisor([program(tmp_path, "time.sleep(60)")], QUICK).run())
+    await until(lambda: pids(tmp_path) or supervisor.done())
+    assert not supervisor.done()
+    supervisor.cancel()
+    await asyncio.wait({supervisor})
 
 
 async def test_a_missing_command_is_named() -> None:

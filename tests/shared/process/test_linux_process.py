@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pagewire.shared.process.linux_process import cpu_seconds, seconds_without_core, use_batch_scheduling
+from pagewire.shared.process.linux_process import TRANSPARENT, cpu_seconds, seconds_without_core, use_batch_scheduling
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
@@ -57,3 +58,32 @@ async def test_a_busy_process_waits_for_a_core_and_a_stopped_one_does_not(progra
 def _state(stat: Path) -> str:
     """The state of a thread, of its file `stat`."""
     return stat.read_text().rpartition(")")[2].split()[0]
+
+
+HUGE = """
+import mmap, re
+from pathlib import Path
+from pagewire.shared.process.linux_process import use_huge_pages
+
+def huge():
+    return int(re.search(r"AnonHugePages: +(\\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
+
+memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:] = bytes(range(256)) * (256 << 10)
+before = huge()
+use_huge_pages()
+print(huge() - before, memory[:] == bytes(range(256)) * (256 << 10))
+"""
+
+
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1)
+    or not TRANSPARENT.exists()
+    or "[never]" in TRANSPARENT.read_text(),
+    reason="this system moves no memory into huge pages",
+)
+def test_memory_moves_into_huge_pages_and_keeps_its_content() -> None:
+    done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True)
+    kilobytes, same = done.stdout.split()
+    assert int(kilobytes) > 32 << 10
+    assert same == "True"

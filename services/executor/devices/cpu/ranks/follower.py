@@ -28,7 +28,7 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import is_native
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.model_folder import max_model_len, read_config
-from pagewire.shared.process.linux_process import use_batch_scheduling
+from pagewire.shared.process.linux_process import use_batch_scheduling, use_huge_pages
 
 _log = structlog.get_logger()
 
@@ -67,6 +67,7 @@ def follow(connection: Connection, start: Start) -> None:
     use_shared_niceness()
     gc.collect()
     gc.freeze()
+    use_huge_pages()
     say_ready(connection, calls.heartbeats, start.rank)
     with torch.inference_mode(), suppress(RanksAborted):
         while True:
