@@ -390,12 +390,9 @@ class Stream:
     def _publish(self, subject: str, body: bytes) -> None:
         self._bus.publish(subject, body, reply=self._inbox, headers=self._headers)
 
-    def detach(self) -> None:
-        """Ends the iteration with `Detached`. The request goes on, and whoever sends it again soon gets its text."""
-        self.fail(Detached("this server has stopped: send the request again, with the same request_id"))
-
     def fail(self, error: PagewireError) -> None:
-        """Ends the iteration with an error, unless it has ended. The request goes on without a reader."""
+        """Ends the iteration with an error, unless it has ended. The request goes on, and whoever sends it again soon
+        gets its text."""
         if not self._ended:
             self._end(error)
 

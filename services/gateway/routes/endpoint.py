@@ -137,7 +137,7 @@ class Endpoint:
     def leave(self) -> None:
         """Ends the answers to all requests, which go on in the pipeline until their clients send them again."""
         for stream in self._streams:
-            stream.detach()
+            stream.fail(Detached("this server has stopped: send the request again, with the same request_id"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
