@@ -23,7 +23,7 @@ class LoopThread:
     """An event loop in a background thread, on which other threads run coroutines."""
 
     def __init__(self) -> None:
-        self._closing = False
+        self._closing, self._lock = False, threading.RLock()  # nothing is begun once the loop ends
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pagewire", daemon=True)
         self._thread.start()
@@ -34,10 +34,11 @@ class LoopThread:
         Raises:
             BusUnavailable: the loop is closed, before or meanwhile.
         """
-        if self._closing:
-            work.close()
-            raise BusUnavailable(CLOSED)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._closing:
+                work.close()
+                raise BusUnavailable(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError as error:
@@ -48,10 +49,11 @@ class LoopThread:
 
     def close(self) -> None:
         """Ends the loop and its thread, and what other threads still run there. May be called twice."""
-        if self._closing:
-            return
-        self.run(_end_tasks())
-        self._closing = True
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
