@@ -34,7 +34,10 @@ _TOGETHER = replace(_LLAMA, head_norm=HeadNorm.TOGETHER)
 QUANTIZED = {
     "none": ("1", "1"),
     "int8 and int4, rounded here": ("1", "32"),
-    "gptq": ("32 / bits", "a group; any with `desc_act`, whose scales every rank has"),
+    "gptq": (
+        "32 / bits; 32 with 3 bits",
+        "a group; with `desc_act`, whose scales every rank has, as many as fill whole 32-bit words",
+    ),
     "awq": ("8", "a group"),
     "fp8": ("a block", "a block"),
     "fbgemm_fp8": ("1", "1"),
