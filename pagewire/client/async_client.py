@@ -36,6 +36,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
+CLOSED = "the client is closed"
+"""Message of the error for what was still running."""
+
 
 class AsyncClient:
     """A connection to a running stack: `async with AsyncClient() as client: ...`
@@ -108,7 +111,7 @@ class AsyncClient:
         if self._owns_bus and self._bus is not None:
             bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
             for stream in list(self._streams):
-                stream.fail(BusUnavailable("the client is closed"))
+                stream.fail(BusUnavailable(CLOSED))
             await bus.close()
 
     async def for_tenant(self, tenant: str) -> "AsyncClient":

@@ -64,10 +64,6 @@ RESEND_INTERVAL = 0.15
 """Seconds between two checks, and between two recoveries, while the tokenizer restarts and nobody takes the request."""
 
 
-class Detached(Unavailable):
-    """A request goes on without its reader."""
-
-
 class Stream:
     """One request. `async for delta in stream` sends it; leaving the loop early cancels it.
 

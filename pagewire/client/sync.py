@@ -8,15 +8,13 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from pagewire.client.async_client import AsyncClient, Messages, Prompt
+from pagewire.client.async_client import CLOSED, AsyncClient, Messages, Prompt
 from pagewire.client.stream import Stream
 from pagewire.shared.bus.nats import CLOSE_TIMEOUT
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
 
 T = TypeVar("T")
-
-CLOSED = "the client is closed"
 
 
 class LoopThread:

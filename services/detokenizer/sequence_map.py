@@ -13,8 +13,8 @@ from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.done import ReportedLogprobs
 from pagewire.shared.messages.step import ERRORS, NO_TOKEN, Finish, StepOutput
 
-NONE = 0, 0
-"""Drafts of a sequence without any."""
+NO_DRAFTS = 0, 0
+"""Numbers of drafted and of right tokens of a sequence without drafts."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class SequenceMap:
                 continue
             position = start + count - choice.prompt_length
             if (more or drafts) and choice.origins is not None:
-                choice.note_origins(position, 1 + len(more.get(sequence, ())), drafts.get(sequence, NONE)[1])
+                choice.note_origins(position, 1 + len(more.get(sequence, ())), drafts.get(sequence, NO_DRAFTS)[1])
             try:
                 if more and sequence in more:
                     new = _accept_all(choice, position, [token, *more[sequence]], finish)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.client.stream import Detached, Stream
+from pagewire.client.stream import Stream
 from pagewire.services.gateway.answers.openai_events import EventFields
 from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
@@ -26,12 +26,14 @@ from pagewire.services.gateway.requests.responses_tools import ClientTool
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.request_log import LoggedRequest, RequestLog
 from pagewire.shared import subjects
-from pagewire.shared.errors import Internal, PagewireError
+from pagewire.shared.errors import Internal, PagewireError, Unavailable
 from pagewire.shared.messages.client import Delta, Result
 from pagewire.shared.telemetry import tracing
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
+DETACHED = "this server has stopped: send the request again, with the same request_id"
+"""Message of the error for a reader that a stopped gateway leaves."""
 FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
 """Message of the error for a fault of the gateway."""
 
@@ -50,6 +52,10 @@ PASSED_FIELDS = (
 
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger()
+
+
+class Detached(Unavailable):
+    """A request goes on without its reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class Endpoint:
     def leave(self) -> None:
         """Ends the answers to all requests, which go on in the pipeline until their clients send them again."""
         for stream in self._streams:
-            stream.fail(Detached("this server has stopped: send the request again, with the same request_id"))
+            stream.fail(Detached(DETACHED))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""

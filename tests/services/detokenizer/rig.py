@@ -2,7 +2,7 @@
 
 import asyncio
 import lzma
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -331,6 +331,25 @@ def write_model(folder: Path) -> Path:
     (folder / "tokenizer.json").write_bytes(lzma.decompress(FILES["gpt2"].read_bytes()))
     (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
     return folder
+
+
+def step_of(
+    tokens: Sequence[int], finish: Finish = Finish.NONE, *, step: int = 0, accepted: int = 0, start: int = 0
+) -> StepOutput:
+    """A step with one row, of sequence 100, which has all `tokens`; `accepted` of them were drafted."""
+    return StepOutput(
+        term=1,
+        step=step,
+        plan=1,
+        sequences=pack([100]),
+        starts=pack([PROMPT + start - 1 if start else 0]),
+        counts=pack([1 if start else PROMPT]),
+        tokens=pack(tokens),
+        finishes=bytes([finish]),
+        elapsed_us=1,
+        token_counts=pack([len(tokens)]),
+        drafts=pack([100, 2, accepted]) if accepted else b"",
+    )
 
 
 async def finish_hello(world: Rig) -> None:

@@ -20,7 +20,7 @@ from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.client import Accepted, CancelReply
 from pagewire.shared.messages.open import AbortStream, Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Rig, finish_hello, ids, rig
+from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Rig, finish_hello, ids, rig, step_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -334,7 +334,7 @@ class TestAttachment:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
-            world.publish(verified(HELLO[:2], Finish.GRAMMAR_LIMIT))
+            world.publish(step_of(HELLO[:2], Finish.GRAMMAR_LIMIT))
             assert (await reader.error()).tokens_emitted == 2
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]
 
@@ -342,7 +342,7 @@ class TestAttachment:
         async with rig(folder) as world:
             reader = await world.open(stop=("world",))
             await world.attach()
-            world.publish(verified(HELLO[:2], Finish.NOT_FINITE))
+            world.publish(step_of(HELLO[:2], Finish.NOT_FINITE))
             assert (await reader.end()).choices[0].stop_reason == "world"
 
     async def test_the_drafts_of_a_step_that_comes_again_count_once(self, folder: Path) -> None:
@@ -350,8 +350,8 @@ class TestAttachment:
             reader = await world.open()
             await world.attach()
             for step in range(2):
-                world.publish(verified(HELLO[:3], step=step, accepted=2))
-            world.publish(verified(HELLO[3:], Finish.LENGTH, step=2, start=3))
+                world.publish(step_of(HELLO[:3], step=step, accepted=2))
+            world.publish(step_of(HELLO[3:], Finish.LENGTH, step=2, start=3))
             metrics = (await reader.end()).metrics
             assert metrics is not None
             drafts = metrics.speculative_decoding
@@ -605,25 +605,6 @@ def step_output(
     )
 
 
-def verified(
-    tokens: list[int], finish: Finish = Finish.NONE, *, step: int = 0, accepted: int = 0, start: int = 0
-) -> StepOutput:
-    """A step with one row, which has several tokens, `accepted` of them drafted."""
-    return StepOutput(
-        term=1,
-        step=step,
-        plan=1,
-        sequences=pack([100]),
-        starts=pack([PROMPT + start - 1 if start else 0]),
-        counts=pack([1 if start else PROMPT]),
-        tokens=pack(tokens),
-        finishes=bytes([finish]),
-        elapsed_us=1,
-        token_counts=pack([len(tokens)]),
-        drafts=pack([100, 2, accepted]) if accepted else b"",
-    )
-
-
 class TestOrigins:
     """Frames say how their tokens came, if the request asks for that."""
 
@@ -631,8 +612,8 @@ class TestOrigins:
         async with rig(folder) as world:
             reader = await world.open(return_token_origins=True)
             await world.attach()
-            world.publish(verified(HELLO[:1]))
-            world.publish(verified(HELLO[1:5], step=1, accepted=2, start=1))
+            world.publish(step_of(HELLO[:1]))
+            world.publish(step_of(HELLO[1:5], step=1, accepted=2, start=1))
             await until(lambda: len(reader.deltas) == 5)
             assert [delta.origin for delta in reader.deltas] == ["sampled", "drafted", "drafted", "sampled", "forced"]
 
@@ -640,7 +621,7 @@ class TestOrigins:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
-            world.publish(verified(HELLO[:3], accepted=2))
+            world.publish(step_of(HELLO[:3], accepted=2))
             await until(lambda: len(reader.deltas) == 3)
             assert all(b"origin" not in body for body in reader.bodies)
 

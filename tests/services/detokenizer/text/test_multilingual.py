@@ -10,10 +10,9 @@ import pytest
 from pagewire.services.detokenizer.sequence_map import SequenceMap
 from pagewire.services.detokenizer.state.completion import open_choices
 from pagewire.services.detokenizer.state.stream import Stream
-from pagewire.shared.messages import pack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.step import Finish, StepOutput
-from tests.services.detokenizer.rig import PROMPT, REQUEST, rig
+from tests.services.detokenizer.rig import PROMPT, REQUEST, rig, step_of
 from tests.support.tokenizers import NAMES, declarations, hard_cases, tokenizer, vocabulary
 
 ATTACH = Attach("r1", 1, 1, "s1", "e1", "", 100, (b"",))
@@ -27,18 +26,7 @@ def outputs(ids: Sequence[int], sizes: Iterator[int]) -> Iterator[StepOutput]:
     while start < len(ids):
         tokens = ids[start : start + next(sizes)]
         end = start + len(tokens)
-        yield StepOutput(
-            term=1,
-            step=start,
-            plan=1,
-            sequences=pack([100]),
-            starts=pack([PROMPT + start - 1 if start else 0]),
-            counts=pack([1 if start else PROMPT]),
-            tokens=pack(tokens),
-            finishes=bytes([Finish.LENGTH if end == len(ids) else Finish.NONE]),
-            elapsed_us=1,
-            token_counts=pack([len(tokens)]),
-        )
+        yield step_of(tokens, Finish.LENGTH if end == len(ids) else Finish.NONE, step=start, start=start)
         start = end
 
 
