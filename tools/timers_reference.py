@@ -187,7 +187,7 @@ KINDS = (
         {
             "services/detokenizer/leaving_clients.py": ("REPEAT_WITHIN",),
             "services/detokenizer/state/registry.py": ("KEEP_ENDED",),
-            "shared/bus/nats_store.py": ("CONSUMER_INACTIVE_AFTER",),
+            "shared/bus/queue_consumers.py": ("INACTIVE_AFTER",),
             "shared/bus/protocol.py": ("DONE_AGE",),
         },
     ),

@@ -1,6 +1,7 @@
 """Pulls work from queues: from this scheduler's own, from those of any replica, and from those of dead replicas."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class WorkConsumer:
         self._pulled: set[str] = set()
         self._empty: set[str] = set()
         """Queues whose last pull has waited in vain."""
-        self._suspects: set[str] = set()
-        """Queues that hold items and deliver none, as of the last look."""
+        self._suspects: dict[str, float] = {}
+        """Queues that held items and delivered none in the last look, each with the time of the first such look."""
         self.problem = ""
         """Why items are not delivered, in words; empty: they are."""
 
@@ -131,16 +132,21 @@ class WorkConsumer:
             _log.warning("queues_unknown", reason=str(error))
 
     async def _mend_standing(self, lengths: Mapping[str, int]) -> None:
-        """Mends the queues that hold items in two checks in a row though a pull waits there and nobody has them."""
-        before, self._suspects = self._suspects, set()
+        """Mends the queues that hold items in two checks in a row though a pull waits there and nobody has them.
+
+        In a cluster a queue has the time of an election: to create its consumer anew meanwhile is no help, and a
+        consumer that is created while servers go and come may be left without a leader.
+        """
+        now, before, self._suspects = time.monotonic(), self._suspects, {}
         for queue in self._empty.intersection(lengths):
             if lengths[queue] > self.held(queue) and await self.store.undelivered(queue) > 0:
-                self._suspects.add(queue)
-        standing = sorted(self._suspects & before)
+                self._suspects[queue] = before.get(queue, now)
+        overdue = now - self.store.election_time
+        standing = sorted(queue for queue, since in self._suspects.items() if queue in before and since <= overdue)
         for queue in standing:
             _log.error("queue_stands_still", queue=queue)
             await self.store.deliver_anew(queue)
-        self._suspects.difference_update(standing)  # two more looks judge what that has changed
+            del self._suspects[queue]  # further looks judge what that has changed
         if standing:
             self.problem = f"the queue {standing[0]} holds requests and delivers none"
         elif not self._suspects:

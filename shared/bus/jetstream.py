@@ -38,7 +38,9 @@ NO_CLUSTER = 10074
 UNAVAILABLE = 503
 """Code of an error that may pass by itself."""
 NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
-NOT_NOW = {10008, 10009, 10158}
+NO_LEADER = 10008
+"""Error code: the cluster elects a leader."""
+NOT_NOW = {NO_LEADER, 10009, 10158}
 """Error codes: the cluster elects a leader, or the same message is just being stored."""
 
 

@@ -22,14 +22,11 @@ from pagewire.shared.bus.jetstream import (
     API,
     ELECTION_INTERVAL,
     NO_MESSAGE,
-    NOT_FOUND,
     NOT_NOW,
     LeaderSearch,
     NotNow,
-    error_of,
 )
 from pagewire.shared.bus.protocol import (
-    ACK_WAIT,
     LIST_BATCH,
     Bus,
     Handler,
@@ -40,17 +37,16 @@ from pagewire.shared.bus.protocol import (
     Store,
     StoredItem,
 )
+from pagewire.shared.bus.queue_consumers import QueueConsumers, durable_name
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.bus.store_replies import (
-    ConsumerInfo,
     StreamInfo,
     StreamState,
-    consumer_info,
     get_reply,
     put_reply,
     stream_info,
 )
-from pagewire.shared.bus.stream_keeper import StreamKeeper, call_api
+from pagewire.shared.bus.stream_keeper import StreamKeeper
 from pagewire.shared.bus.streams import (
     CHECK_DONE,
     CHECK_SIZE,
@@ -69,14 +65,14 @@ from pagewire.shared.errors import (
     StorageRefused,
 )
 
-CONSUMER_INACTIVE_AFTER = 3600.0
-"""Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
 """Seconds within which JetStream must answer a request."""
 PUT_TIMEOUT = 5.0
 """Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
 ELECTION_TIMEOUT = 20.0
 """Seconds within which a message is stored in a cluster: by then a stream must have another leader."""
+ELECTION_TIME = 10.0
+"""Seconds within which a queue has another leader after the loss of a server."""
 READ_TIMEOUT = 1.0
 """Seconds within which a record is read in a cluster. Readers try again, so this need not cover an election."""
 RECONNECT_INTERVAL = 0.05
@@ -107,12 +103,13 @@ class NatsStore(Store):
         """`max_store` is the number of bytes of all streams together, `replicas` the number of copies of each."""
         self._create_streams = create_streams
         self._replicas = replicas
+        self.election_time = 0.0 if replicas == 1 else ELECTION_TIME
         self._bus = bus
         self._streams = StreamKeeper(bus, max_store, replicas, self.now)
         self._requests = requests
         self._clock: float | None = None
         """The broker's Unix time less our monotonic time, in seconds; None: the clock has not been read."""
-        self._consumers: set[str] = set()
+        self._consumers = QueueConsumers(bus, replicas, self._restore)
         self._leaders = LeaderSearch(bus, STREAMS, self._create_lost)
 
     async def prepare(self) -> None:
@@ -160,12 +157,12 @@ class NatsStore(Store):
         try:
             async with asyncio.timeout(expires + TIMEOUT):
                 await self._bus.wait_connected()
-                await self._prepare_consumer(queue)
+                await self._consumers.create(queue)
                 await self._pull(queue, count, expires, items)
         except (TimeoutError, RequestTimeout, ConnectionLost):
             return items
         except NoResponders:  # the streams are gone, or the consumer's leader
-            self._consumers.clear()
+            self._consumers.forget()
             if self._replicas == 1:
                 await self._restore(f"{subjects.WORK}.{queue}")
             else:
@@ -207,21 +204,19 @@ class NatsStore(Store):
 
     @override
     async def undelivered(self, queue: str) -> int:
-        before = await self._consumer(queue)
+        before = await self._consumers.info(queue)
         state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{queue}"})
-        after = await self._consumer(queue)
+        after = await self._consumers.info(queue)
         items = sum((state.subjects or {}).values())
-        if after.error is not None or before != after:
-            return 0  # the next pull creates it, or it has just delivered
+        if after.error is not None:
+            return items if after.error.err_code in NOT_NOW else 0  # without a leader; or the next pull creates it
+        if before != after:
+            return 0  # it has just delivered
         return items if after.delivered.stream_seq > state.last_seq else items - after.num_ack_pending
 
     @override
     async def deliver_anew(self, queue: str) -> None:
-        self._consumers.discard(queue)
-        await call_api(self._bus, f"CONSUMER.DELETE.{WORK_STREAM}.{_durable(queue)}", {})
-
-    async def _consumer(self, queue: str) -> ConsumerInfo:
-        return consumer_info.decode(await call_api(self._bus, f"CONSUMER.INFO.{WORK_STREAM}.{_durable(queue)}", {}))
+        await self._consumers.delete(queue)
 
     async def _work_state(self, request: Mapping[str, object]) -> StreamState:
         """Returns the state of the work stream, with the details that a request asks for."""
@@ -272,7 +267,7 @@ class NatsStore(Store):
     async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:
         """Sends one pull request, which waits for the first item; appends to `items` until a status or `count`."""
         request = {"batch": count, "expires": int(expires * NANOSECONDS), "no_wait": True}
-        subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{_durable(queue)}"
+        subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{durable_name(queue)}"
         inbox = self._bus.new_inbox()  # an item keeps its own subject, so each pull needs a subscription of its own
         with Exchange(self._requests, subject) as exchange, self._bus.subscribed(inbox, self._receiver(exchange)):
             self._bus.publish(subject, msgspec.json.encode(request), reply=inbox)
@@ -292,27 +287,6 @@ class NatsStore(Store):
                 self._bus.publish(message.reply, b"-NAK")
 
         return receive
-
-    async def _prepare_consumer(self, queue: str) -> None:
-        if queue in self._consumers:
-            return
-        subject, durable = f"{subjects.WORK}.{queue}", _durable(queue)
-        config = {
-            "durable_name": durable,
-            "filter_subject": subject,
-            "ack_policy": "explicit",
-            "ack_wait": int(ACK_WAIT * NANOSECONDS),
-            "max_ack_pending": -1,
-            "max_deliver": -1,
-            "inactive_threshold": int(CONSUMER_INACTIVE_AFTER * NANOSECONDS),
-        }
-        call = f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}"
-        error = error_of(await call_api(self._bus, call, {"stream_name": WORK_STREAM, "config": config}))
-        if error is not None:
-            if error.err_code == NOT_FOUND:
-                await self._restore(subject)
-            raise StorageRefused(subject, error.description)
-        self._consumers.add(queue)
 
     async def _put(self, stream: str, subject: str, data: bytes, headers: Headers | None = None) -> int:
         """Stores a message and returns its number.
@@ -384,11 +358,6 @@ class NatsStore(Store):
             await self._streams.restore()
         except ConfigurationError as error:
             raise StorageRefused(subject, str(error)) from None
-
-
-def _durable(queue: str) -> str:
-    """Returns the name of the consumer that all readers of a queue share. Consumer names may not contain dots."""
-    return queue.replace(".", "-")
 
 
 def _item(message: Message) -> Item:

@@ -83,7 +83,13 @@ class Store(Protocol):
     """Durable state, which survives every service: work queues, records of ended requests, and the term counter.
 
     A queue's name has one or more tokens, `a.b.c`. Queues need not be created.
+
+    Attributes:
+        election_time: seconds for which a queue may deliver nothing after the loss of a server of a cluster; 0 for one
+            server.
     """
+
+    election_time: float = 0.0
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """Stores an item once. After this returns, the item is delivered again and again until somebody ends it.

@@ -17,7 +17,7 @@ from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.process.peers import Peers
 from pagewire.shared.wire_version import WIRE_VERSION
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 OWN, ANYONE, OTHER = (subjects.work_queue("m", 0, target) for target in ("me", subjects.ANY, "other"))
 
@@ -176,6 +176,34 @@ async def test_a_stuck_queue_is_told_to_deliver_its_items_anew(monkeypatch: pyte
         await s.bus.store.put_work(ANYONE, b"stuck")
         await until(lambda: s.taken == [(ANYONE, b"stuck")])
         await until(lambda: not s.consumer.problem)
+
+
+async def test_a_queue_of_a_cluster_has_the_time_of_an_election(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew: list[str] = []
+    looks = 0
+
+    async def pull_nothing(store: MemoryStore, queue: str, count: int, *, expires: float) -> list[Item]:
+        await asyncio.sleep(expires)
+        return []
+
+    async def undelivered(_: MemoryStore, queue: str) -> int:
+        nonlocal looks
+        looks += 1
+        return 1
+
+    async def deliver_anew(_: MemoryStore, queue: str) -> None:
+        anew.append(queue)
+
+    monkeypatch.setattr(MemoryStore, "pull_work", pull_nothing)
+    monkeypatch.setattr(MemoryStore, "undelivered", undelivered)
+    monkeypatch.setattr(MemoryStore, "deliver_anew", deliver_anew)
+    monkeypatch.setattr(MemoryStore, "election_time", PATIENCE)
+    async with scene() as s:
+        await s.bus.store.put_work(ANYONE, b"waits")
+        await until(lambda: looks >= 5)
+        assert not anew
+        monkeypatch.setattr(MemoryStore, "election_time", 0.1)
+        await until(lambda: anew == [ANYONE])
 
 
 async def test_items_delivered_to_others_do_not_make_a_queue_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

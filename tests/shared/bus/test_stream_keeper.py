@@ -13,7 +13,7 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.bus.nats_store import NatsStore
+from pagewire.shared.bus.queue_consumers import LEADERLESS, QueueConsumers
 from pagewire.shared.bus.store_replies import ConsumerInfo, Position
 from pagewire.shared.bus.streams import DONE_STREAM, STREAMS, TERM_STREAM, WORK_STREAM
 from pagewire.shared.errors import StorageRefused
@@ -140,10 +140,23 @@ async def test_a_queue_whose_position_is_ahead_of_its_items_has_undelivered_ones
     number = await store.put_work(queue, b"x")
     ahead = ConsumerInfo(delivered=Position(consumer_seq=100, stream_seq=number + 100), num_ack_pending=3)
 
-    async def consumer(_: NatsStore, queue: str) -> ConsumerInfo:
+    async def info(_: QueueConsumers, queue: str) -> ConsumerInfo:
         return ahead
 
-    monkeypatch.setattr(NatsStore, "_consumer", consumer)
+    monkeypatch.setattr(QueueConsumers, "info", info)
+    assert await store.undelivered(queue) == 1
+
+
+async def test_a_queue_whose_consumer_has_no_leader_has_undelivered_items(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, queue = scene.store, "m.normal.any"
+    await store.put_work(queue, b"x")
+
+    async def info(_: QueueConsumers, queue: str) -> ConsumerInfo:
+        return LEADERLESS
+
+    monkeypatch.setattr(QueueConsumers, "info", info)
     assert await store.undelivered(queue) == 1
 
 
