@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pagewire.bench import chaos, cpu_step, drafts, pipeline, quality
 from pagewire.bench._common.output import CHECKOUT, markdown
+from tools.experiments._common import turns
 from tools.experiments._common.experiment_files import EXPERIMENTS
 from tools.experiments.correctness import drafted_schemas, structured
 from tools.experiments.faults import long_queue, rolling_change, slow_prompt, store_changes
@@ -28,7 +29,7 @@ from tools.experiments.simulated_devices import (
     simulated_drafts,
 )
 from tools.experiments.simulated_devices.virtual_time.figures import mean
-from tools.experiments.speed import adapters, features, idle, lease
+from tools.experiments.speed import adapters, features, idle, lease, ranks
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
@@ -250,7 +251,8 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "draft-model": _sourced("draft-model.json", lambda: drafts.table(_read(drafts.Cell, "draft-model.json"))),
     "other-drafts": _sourced("other-drafts.json", lambda: chat.table(_read(chat.Round, "other-drafts.json"))),
     "drafted-schemas": _sourced("drafted-schemas*.json", _drafted_schemas),
-    "adapters": _sourced("adapters*.json", lambda: adapters.table(_read(adapters.Cell, "adapters*.json"))),
+    "adapters": _sourced("adapters*.json", lambda: adapters.table(_read(turns.Cell, "adapters*.json"))),
+    "ranks": _sourced("ranks*.json", lambda: ranks.table(_read(turns.Cell, "ranks*.json"))),
     "first-tokens": _sourced("first-tokens.json", lambda: first_tokens.table(_runs("first-tokens.json"))),
     "simulated-drafts": _sourced(
         "simulated-drafts.json",

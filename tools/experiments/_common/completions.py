@@ -10,6 +10,10 @@ from typing import Any
 
 from pagewire.bench.cpu_step import VOCABULARY
 
+PROMPT, TOKENS = 64, 48
+"""Tokens of a prompt and of an answer."""
+LEAST = 2
+"""Least requests of a measurement, which has one per client."""
 ANSWER_WITHIN = 600
 """Seconds within which an answer must come."""
 
@@ -18,6 +22,18 @@ def prompt(number: int, tokens: int) -> list[int]:
     """Returns random token ids, the same ones for a number."""
     draw = random.Random(number)
     return [draw.randrange(1000, VOCABULARY - 1000) for _ in range(tokens)]
+
+
+def bodies(models: Sequence[str], count: int) -> list[dict[str, object]]:
+    """Returns the bodies of `count` requests for the `models` in turn: greedy, with other prompts each.
+
+    >>> [body["model"] for body in bodies(["a", "b"], 3)]
+    ['a', 'b', 'a']
+    """
+    sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
+    return [
+        {"model": models[number % len(models)], "prompt": prompt(number, PROMPT), **sampling} for number in range(count)
+    ]
 
 
 def rate(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:

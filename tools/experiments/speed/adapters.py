@@ -12,7 +12,8 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,19 +21,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagewire.bench._common.output import add_output, markdown, spread, write
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench.cpu_step import SHAPES
-from pagewire.shared.progress import shown
-from tools.experiments._common.completions import prompt, rate
+from tools.experiments._common.completions import LEAST, bodies, rate
+from tools.experiments._common.turns import Cell, measure
 from tools.experiments.other_servers.vllm.inputs import write_model
 from tools.experiments.other_servers.vllm.servers import PAGEWIRE, executable, serving
 
 ADAPTERS = 8
 RANK = 16
-PROMPT, TOKENS = 64, 48
-"""Tokens of a prompt and of an answer."""
-LEAST = 2
-"""Least requests of a measurement, which has one per client."""
 WITHOUT, AGAIN, PLAIN, ONE, ALL = "without adapters", "the same again", "no row", "all rows one", f"{ADAPTERS} adapters"
 CASES: Mapping[str, tuple[bool, Sequence[str]]] = {
     WITHOUT: (False, ["m"]),
@@ -42,22 +39,6 @@ CASES: Mapping[str, tuple[bool, Sequence[str]]] = {
     AGAIN: (False, ["m"]),
 }
 """By the rows that have an adapter: whether the stack has adapters, and the names for which rows ask in turn."""
-
-
-@dataclass
-class Cell:
-    """The rates of one server with a number of clients."""
-
-    model: str
-    server: str
-    clients: int
-    rates: dict[str, list[float]] = field(default_factory=dict)
-    """Tokens per second of each round, by case."""
-
-    def ratio(self, case: str) -> str:
-        """Returns the median and the range of a case's rates, relative to those without adapters in the same round."""
-        ratios = [rate / plain for rate, plain in zip(self.rates[case], self.rates[WITHOUT], strict=True)]
-        return spread(statistics.median(ratios), ratios)
 
 
 def main(arguments: list[str]) -> int:
@@ -123,17 +104,12 @@ def _measure(server: str, command: Sequence[str], folder: Path, options: argpars
             has: opened.enter_context(serving(command, folder / "model", folder / f"{server}-{has}.log", arguments))[0]
             for has, arguments in ((False, []), (True, adapters))
         }
-        for has, models in CASES.values():  # nothing is measured cold
-            rate(ports[has], _bodies(models, ADAPTERS), ADAPTERS)
-        for number, cell in shown([(number, cell) for number in range(options.rounds) for cell in cells], server):
-            for name, (has, models) in list(CASES.items())[:: -1 if number % 2 else 1]:
-                bodies = _bodies(models, max(LEAST, cell.clients))
-                cell.rates.setdefault(name, []).append(rate(ports[has], bodies, cell.clients))
+        cases = {name: partial(_rate, ports[has], models) for name, (has, models) in CASES.items()}
+        for answer in cases.values():  # nothing is measured cold
+            answer(ADAPTERS)
+        measure(cells, cases, options.rounds)
     return cells
 
 
-def _bodies(models: Sequence[str], count: int) -> list[dict[str, object]]:
-    sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
-    return [
-        {"model": models[number % len(models)], "prompt": prompt(number, PROMPT), **sampling} for number in range(count)
-    ]
+def _rate(port: int, models: Sequence[str], clients: int) -> float:
+    return rate(port, bodies(models, max(LEAST, clients)), clients)

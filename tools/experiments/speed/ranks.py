@@ -1,122 +1,98 @@
-"""Measures greedy decoding of two devices in turns: one rank with several threads, and several ranks with one each.
+"""Measures what ranks cost on one machine: tokens per second of a stack with one rank, and of one with several.
 
-The model has random weights. A round is as many steps of each device as fit into a second.
+Both have the same cores and answer the same requests in turn; the first one answers them twice, so that the machine's
+own spread is known. The model has random weights. With `--vllm` two of vLLM's CPU servers do the same instead
+(`other_servers/vllm/setup_vllm_cpu.sh FOLDER` installs it).
 """
 
 import argparse
-import json
+import os
 import statistics
 import tempfile
-import time
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-import pagewire.services.executor  # noqa: F401  # isort: skip  (before torch: it says how torch's threads wait)
-
-import numpy as np
-
-from pagewire.bench._common.output import add_output, markdown, spread, write
-from pagewire.bench.cpu_step import SHAPES, VOCABULARY
-from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.protocol import Device, StepBatch
-from pagewire.shared.sampling_parameters import record
-from pagewire.shared.settings.config import Settings
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench.cpu_step import SHAPES
+from tools.experiments._common.completions import LEAST, bodies, rate
+from tools.experiments._common.turns import Cell, measure
+from tools.experiments.other_servers.vllm.inputs import write_model
+from tools.experiments.other_servers.vllm.servers import PAGEWIRE, executable, serving
 
 PROGRAM = "python -m tools.experiments ranks"
-CONTEXT = 256
-"""Positions of every row at most."""
-PROMPT = 8
-SECONDS = 1.0
-"""Seconds of a device's turn."""
-
-
-@dataclass
-class Speed:
-    """The tokens per second of both devices, turn by turn."""
-
-    rows: int
-    alone: list[float] = field(default_factory=list)
-    ranked: list[float] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> float:
-        """Speed of several ranks, as a multiple of that of one."""
-        return statistics.median(self.ratios)
-
-    @property
-    def ratios(self) -> list[float]:
-        """The ratio of each round."""
-        return [ranked / alone for ranked, alone in zip(self.ranked, self.alone, strict=True)]
+ONE, AGAIN, SEVERAL = "one rank", "the same again", "several ranks"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a table, and writes the raw results if that is asked for."""
+    """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
-    parser.add_argument("--model", default="s135", choices=SHAPES)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--vllm", type=executable, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
+    parser.add_argument("--model", choices=SHAPES, default="s135", help="shape; weights are random")
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="format of Pagewire's weights instead of bf16")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of the second stack")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians")
     add_output(parser)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
-        config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
-        sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5}
-        (Path(folder) / "config.json").write_text(json.dumps({**config, **sizes, **SHAPES[options.model]}))
-        alone, ranked = (
-            exits.enter_context(closing(_open(Path(folder), max(options.rows), ranks))) for ranks in (1, options.ranks)
-        )
-        speeds = [_measure(alone, ranked, rows, options.rounds) for rows in options.rows]
-    lines = (
-        f"{one.rows} | {statistics.median(one.alone):.0f} | {statistics.median(one.ranked):.0f} | "
-        f"{spread(one.ratio, one.ratios)}"
-        for one in speeds
-    )
-    print(*markdown(f"{options.model}: rows | 1 rank, tokens/s | {options.ranks} ranks | ratio", lines), sep="\n")
-    write(options.output, PROGRAM, arguments, speeds=[asdict(one) for one in speeds])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(options.model, folder / "model")
+        cells = _measure(folder, options)
+    print("\n".join(table(cells)))
+    write(options.output, PROGRAM, arguments, runs=[asdict(cell) for cell in cells])
     return 0
 
 
-def _open(folder: Path, rows: int, ranks: int) -> Device:
-    blocks = rows * CONTEXT // 16
-    settings = Settings(
-        device="cpu",
-        dtype="bfloat16",
-        load_format="dummy",
-        max_model_len=CONTEXT,
-        max_num_seqs=rows,
-        num_kv_blocks=blocks,
-        tensor_parallel_size=ranks,
+def table(cells: Sequence[Cell]) -> list[str]:
+    """Returns a line per server and number of clients, in Markdown."""
+    return markdown(
+        f"model, server, clients | tokens/s with {ONE} | {AGAIN} | {SEVERAL}",
+        (
+            f"{cell.model}, {cell.server}, {cell.clients} | {statistics.median(cell.rates[ONE]):.1f} | "
+            + " | ".join(map(cell.ratio, (AGAIN, SEVERAL)))
+            for cell in cells
+        ),
     )
-    device = open_device(settings, folder)
-    for row in range(rows):
-        device.add(row, range(row * CONTEXT // 16, (row + 1) * CONTEXT // 16), record())
-    return device
 
 
-def _measure(alone: Device, ranked: Device, rows: int, rounds: int) -> Speed:
-    speed = Speed(rows)
-    for device in (alone, ranked):
-        _prefill(device, rows)
-        _decode(device, rows, 0.2)
-    for _ in range(rounds):
-        speed.alone.append(_decode(alone, rows, SECONDS))
-        speed.ranked.append(_decode(ranked, rows, SECONDS))
-    return speed
+def bound_cores(ranks: int, cores: Sequence[int]) -> str:
+    """Returns as many of the cores for each rank, as vLLM's variable for them has it.
+
+    >>> bound_cores(2, [0, 1, 4, 5])
+    '0,1|4,5'
+    """
+    size = len(cores) // ranks
+    return "|".join(",".join(map(str, cores[rank * size :][:size])) for rank in range(ranks))
 
 
-def _prefill(device: Device, rows: int) -> None:
-    ids = np.random.default_rng(0).integers(0, 1000, rows * PROMPT)
-    zeros = np.zeros(rows, np.int64)
-    device.launch(StepBatch(np.arange(rows), zeros, zeros + PROMPT, ids, np.ones(rows, np.bool_))).wait()
+def _measure(folder: Path, options: argparse.Namespace) -> list[Cell]:
+    server, command = ("vllm", [str(options.vllm)]) if options.vllm else ("pagewire", PAGEWIRE)
+    own = ["--quantization", options.quantization] if options.quantization else []
+    model = " ".join([options.model, options.quantization or "bf16"])
+    cells = [Cell(model, server, clients) for clients in options.clients]
+    cores = sorted(os.sched_getaffinity(0))
+    with ExitStack() as opened:
+        ports: Mapping[int, int] = {
+            ranks: opened.enter_context(
+                serving(
+                    command,
+                    folder / "model",
+                    folder / f"{server}-{ranks}.log",
+                    ["--tensor-parallel-size", str(ranks), *own],
+                    {"VLLM_CPU_OMP_THREADS_BIND": bound_cores(ranks, cores)} if options.vllm else {},
+                )
+            )[0]
+            for ranks in (1, options.ranks)
+        }
+        one, several = (partial(_rate, ports[ranks]) for ranks in (1, options.ranks))
+        for answer in (one, several):  # nothing is measured cold
+            answer(max(options.clients))
+        measure(cells, {ONE: one, SEVERAL: several, AGAIN: one}, options.rounds)
+    return cells
 
 
-def _decode(device: Device, rows: int, seconds: float) -> float:
-    """Returns tokens per second of steps of one token per row, at the positions behind the prompt over and over."""
-    slots, ones, samples = np.arange(rows), np.ones(rows, np.int64), np.ones(rows, np.bool_)
-    tokens, steps, began = np.ones(rows, np.int64), 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds:
-        position = PROMPT + steps % (CONTEXT - PROMPT)
-        tokens = device.launch(StepBatch(slots, ones * position, ones, tokens, samples)).wait()
-        steps += 1
-    return rows * steps / spent
+def _rate(port: int, clients: int) -> float:
+    return rate(port, bodies(["m"], max(LEAST, clients)), clients)

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.experiments._common.turns import Cell
 from tools.experiments.speed import adapters
-from tools.experiments.speed.adapters import AGAIN, ALL, CASES, ONE, PLAIN, WITHOUT, Cell
+from tools.experiments.speed.adapters import AGAIN, ALL, CASES, ONE, PLAIN, WITHOUT
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -54,12 +54,18 @@ def turns(vllm: Path | None, model: Path, rounds: int, log: Path) -> Iterator[tu
 
 
 @contextmanager
-def serving(command: Sequence[str], model: Path, log: Path, options: Sequence[str] = ()) -> Iterator[tuple[int, float]]:
-    """Starts `serve` of `command` with a model, `COMMON` and `options`; yields its port and the seconds until it was
-    ready."""
+def serving(
+    command: Sequence[str],
+    model: Path,
+    log: Path,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[int, float]]:
+    """Starts `serve` of `command` with a model, `COMMON`, `options` and variables; yields its port and the seconds
+    until it was ready."""
     port = free_port()
     arguments = ["serve", str(model), "--port", str(port), *chain.from_iterable(COMMON.items()), *options]
-    with server([*command, *arguments], port, log) as seconds:
+    with server([*command, *arguments], port, log, environment) as seconds:
         yield port, seconds
 
 
