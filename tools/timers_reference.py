@@ -182,11 +182,12 @@ KINDS = (
     ),
     Kind(
         "Memory of what has ended",
-        "A client that sends its request again after so long has it computed again. A consumer that is gone is "
-        "created again.",
+        "A client that sends its request again after so long has it computed again. A consumer that is gone, or "
+        "seems to be as its election lasts longer, is created again.",
         {
             "services/detokenizer/leaving_clients.py": ("REPEAT_WITHIN",),
             "services/detokenizer/state/registry.py": ("KEEP_ENDED",),
+            "shared/bus/nats_store.py": ("ELECTION_TIME",),
             "shared/bus/queue_consumers.py": ("INACTIVE_AFTER",),
             "shared/bus/protocol.py": ("DONE_AGE",),
         },

@@ -57,4 +57,5 @@ class ItemRestorer:
         queue = subjects.work_queue(self._model, request.work.priority, self._instance)
         headers = {"traceparent": request.trace} if request.trace else {}
         request.number = await self._store.put_work(queue, encode(request.work), headers=headers)
+        request.queue = queue
         _log.error("item_stored_again", request_id=request.work.request_id, number=request.number)

@@ -88,14 +88,14 @@ class Request:
         trace = item.headers.get("traceparent", "")
         return cls(work, queue, item.ack, item.number, item.deliveries, trace, item.stored_at)
 
-    def note_delivery(self, item: Item, work: WorkItem) -> bool:
-        """Notes another delivery, of the same item or of a later one; returns whether its client has another
-        detokenizer now. A queue that delivers anew counts deliveries from 1 again."""
+    def note_delivery(self, item: Item, work: WorkItem, queue: str) -> bool:
+        """Notes another delivery, of the same item or of a later one in any queue; returns whether its client has
+        another detokenizer now. A queue that delivers anew counts deliveries from 1 again."""
         moved = work.detokenizer != self.work.detokenizer
         if moved:
             self.detokenizer, self.must_open = work.detokenizer, False
             self.moves += 1
-        self.work, self.stored_at = work, item.stored_at
+        self.work, self.queue, self.stored_at = work, queue, item.stored_at
         self.ack, self.number = item.ack, item.number
         self.generation = max(self.generation, item.deliveries)
         return moved

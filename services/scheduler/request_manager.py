@@ -254,7 +254,7 @@ class RequestManager:
             return
         request = self.requests.get(work.request_id)
         if request is not None:
-            await self._update(request, item, work)
+            await self._update(request, item, work, queue)
             return
         late = work.deadline <= self._store.now()  # the detokenizer tells the client by itself
         if late or (item.deliveries > 1 and await self._acks.is_done(work.request_id)):
@@ -266,13 +266,13 @@ class RequestManager:
         if self.term is not None:  # otherwise the next term attaches it
             await self._attach(request, self.term)
 
-    async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
+    async def _update(self, request: Request, item: Item, work: WorkItem, queue: str) -> None:
         """Updates a request by another delivery. Of two items of it, the one that was stored last stays."""
         other, ack = item.number != request.number, request.ack
         if other and item.stored_at < request.stored_at:
             await self._acks.end(item.ack)
             return
-        moved = request.note_delivery(item, work)
+        moved = request.note_delivery(item, work, queue)
         if other:
             await self._acks.end(ack)
         request.attach_again |= other or moved

@@ -48,6 +48,8 @@ class WorkConsumer:
         self._own = {*subjects.work_queues(self.model, self.instance), *subjects.work_queues(self.model, subjects.ANY)}
         self._wanted = set(self._own)
         self._pulled: set[str] = set()
+        self._lengths: Mapping[str, int] = {}
+        """Number of items in each queue, as of the last look."""
         self._empty: set[str] = set()
         """Queues whose last pull has waited in vain."""
         self._suspects: dict[str, float] = {}
@@ -82,6 +84,7 @@ class WorkConsumer:
         async with asyncio.TaskGroup() as tasks:
             self._start(tasks)
             await asyncio.sleep(SILENCE)  # every live replica has sent a heartbeat by then
+            tasks.create_task(self._mend_queues())
             while True:
                 await self._look()
                 self._start(tasks)
@@ -120,37 +123,57 @@ class WorkConsumer:
             self._empty.discard(queue)
 
     async def _look(self) -> None:
-        """Pulls from now on also the queues of replicas that are silent or cannot run anything, and has those deliver
-        their items anew that stand still."""
+        """Pulls from now on also the queues of replicas that are silent or cannot run anything."""
         try:
             lengths = await self.store.queue_lengths(subjects.all_work(self.model))
-            targets = self._ready_replicas() | {self.instance, subjects.ANY}
-            orphans = {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
-            self._wanted = self._own | orphans
-            await self._mend_standing(lengths.items)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
+            return
+        targets = self._ready_replicas() | {self.instance, subjects.ANY}
+        orphans = {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
+        self._wanted = self._own | orphans
+        self._lengths = lengths.items
 
-    async def _mend_standing(self, lengths: Mapping[str, int]) -> None:
+    async def _mend_queues(self) -> None:
+        """Has queues that stand still deliver their items anew, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            await self._mend_standing()
+
+    async def _mend_standing(self) -> None:
         """Mends the queues that hold items in two checks in a row though a pull waits there and nobody has them.
 
         In a cluster a queue has the time of an election: to create its consumer anew meanwhile is no help, and a
         consumer that is created while servers go and come may be left without a leader.
         """
-        now, before, self._suspects = time.monotonic(), self._suspects, {}
-        for queue in self._empty.intersection(lengths):
-            if lengths[queue] > self.held(queue) and await self.store.undelivered(queue) > 0:
-                self._suspects[queue] = before.get(queue, now)
+        now, before = time.monotonic(), self._suspects
+        waiting = [queue for queue in self._empty if self._lengths.get(queue, 0) > self.held(queue)]
+        suspect = await asyncio.gather(*map(self._is_suspect, waiting))
+        self._suspects = {
+            queue: before.get(queue, now) for queue, is_one in zip(waiting, suspect, strict=True) if is_one
+        }
         overdue = now - self.store.election_time
         standing = sorted(queue for queue, since in self._suspects.items() if queue in before and since <= overdue)
         for queue in standing:
             _log.error("queue_stands_still", queue=queue)
-            await self.store.deliver_anew(queue)
-            del self._suspects[queue]  # further looks judge what that has changed
+            try:
+                await self.store.deliver_anew(queue)
+            except BusError as error:
+                _log.warning("queue_not_mended", queue=queue, reason=str(error), retry_in=LOOK_EVERY)
+            else:
+                del self._suspects[queue]  # further checks judge what that has changed
         if standing:
             self.problem = f"the queue {standing[0]} holds requests and delivers none"
         elif not self._suspects:
             self.problem = ""
+
+    async def _is_suspect(self, queue: str) -> bool:
+        """Returns whether a queue holds items that nobody has; if the store does not say so now, what was so before."""
+        try:
+            return await self.store.undelivered(queue) > 0
+        except BusError as error:
+            _log.warning("queue_unknown", queue=queue, reason=str(error))
+            return queue in self._suspects
 
     def _ready_replicas(self) -> set[str]:
         return {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}

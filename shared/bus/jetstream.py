@@ -53,10 +53,27 @@ class Error(msgspec.Struct):
     err_code: int = 0
 
 
+class Group(msgspec.Struct):
+    """The servers of a cluster that have a stream or a consumer."""
+
+    leader: str = ""
+    """Name of the server that leads; empty while there is none."""
+
+
 class Reply(msgspec.Struct):
-    """The field that every reply of JetStream's API has."""
+    """The fields that replies of JetStream's API have."""
 
     error: Error | None = None
+    cluster: Group | None = None
+    """Who has the stream or the consumer that the reply is about."""
+
+    @property
+    def leaderless(self) -> bool:
+        """Whether a cluster has no leader for what the reply is about: then another server answers, with what it has
+        or with an error."""
+        if self.error is not None:
+            return self.error.err_code in NOT_NOW
+        return self.cluster is not None and not self.cluster.leader
 
 
 class NotNow(BusUnavailable):
@@ -64,6 +81,11 @@ class NotNow(BusUnavailable):
 
 
 _reply = msgspec.json.Decoder(Reply)
+
+
+def reply_of(data: bytes) -> Reply:
+    """Returns the fields that all replies have."""
+    return _reply.decode(data)
 
 
 def error_of(data: bytes) -> Error | None:
@@ -108,8 +130,8 @@ class LeaderSearch:
             info = await self._bus.request(f"{API}.STREAM.INFO.{stream}", b"", timeout=LEADER_TIMEOUT)
         except (NoResponders, RequestTimeout, ConnectionLost):
             return False
-        error = error_of(info.data)
-        if error is not None and error.err_code == NOT_FOUND:
+        reply = reply_of(info.data)
+        if reply.error is not None and reply.error.err_code == NOT_FOUND:
             with suppress(BusError, ConfigurationError):
                 await self._create()
-        return error is None
+        return reply.error is None and not reply.leaderless

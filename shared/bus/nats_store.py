@@ -162,7 +162,7 @@ class NatsStore(Store):
         except (TimeoutError, RequestTimeout, ConnectionLost):
             return items
         except NoResponders:  # the streams are gone, or the consumer's leader
-            self._consumers.forget()
+            self._consumers.forget(queue)
             if self._replicas == 1:
                 await self._restore(f"{subjects.WORK}.{queue}")
             else:
@@ -206,10 +206,10 @@ class NatsStore(Store):
     async def undelivered(self, queue: str) -> int:
         before = await self._consumers.info(queue)
         state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{queue}"})
-        after = await self._consumers.info(queue)
         items = sum((state.subjects or {}).values())
-        if after.error is not None:
-            return items if after.error.err_code in NOT_NOW else 0  # without a leader; or the next pull creates it
+        if before.error is not None or before.paused:
+            return items
+        after = await self._consumers.info(queue)
         if before != after:
             return 0  # it has just delivered
         return items if after.delivered.stream_seq > state.last_seq else items - after.num_ack_pending
@@ -226,8 +226,8 @@ class NatsStore(Store):
         """Returns what the broker knows of the work stream."""
         answer = await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", msgspec.json.encode(request))
         info = stream_info.decode(answer.data)
-        if info.error is not None and info.error.err_code in NOT_NOW:
-            raise NotNow(info.error.description)
+        if info.leaderless:
+            raise NotNow(f"{WORK_STREAM} has no leader")
         return info
 
     @override

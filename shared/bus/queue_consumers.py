@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from pagewire.shared import subjects
-from pagewire.shared.bus.jetstream import NO_LEADER, NOT_FOUND, UNAVAILABLE, Error, error_of
+from pagewire.shared.bus.jetstream import NO_LEADER, NOT_FOUND, NOT_NOW, UNAVAILABLE, Error, NotNow, error_of
 from pagewire.shared.bus.protocol import ACK_WAIT, Bus
 from pagewire.shared.bus.store_replies import ConsumerInfo, consumer_info
 from pagewire.shared.bus.stream_keeper import call_api
@@ -35,12 +35,22 @@ class QueueConsumers:
     async def create(self, queue: str) -> None:
         """Creates the consumer of a queue, unless this connection has done so.
 
+        A cluster without a leader creates none; the consumer may be there, which the next pull tells.
+
         Raises:
             StorageRefused: it cannot be created now.
-            RequestTimeout: JetStream does not answer.
+            RequestTimeout: the only server does not answer.
         """
         if queue in self._created:
             return
+        try:
+            await self._create(queue)
+        except (RequestTimeout, NotNow):
+            if self._replicas == 1:
+                raise
+        self._created.add(queue)
+
+    async def _create(self, queue: str) -> None:
         subject, durable = f"{subjects.WORK}.{queue}", durable_name(queue)
         config = {
             "durable_name": durable,
@@ -56,12 +66,13 @@ class QueueConsumers:
         if error is not None:
             if error.err_code == NOT_FOUND:
                 await self._restore(subject)
+            if error.err_code in NOT_NOW:
+                raise NotNow(error.description)
             raise StorageRefused(subject, error.description)
-        self._created.add(queue)
 
-    def forget(self) -> None:
-        """Says that the consumers may be gone: each is created before its next pull."""
-        self._created.clear()
+    def forget(self, queue: str) -> None:
+        """Says that the consumer of a queue may be gone: it is created before the next pull."""
+        self._created.discard(queue)
 
     async def info(self, queue: str) -> ConsumerInfo:
         """Returns what JetStream knows of the consumer of a queue.
@@ -77,10 +88,16 @@ class QueueConsumers:
         return consumer_info.decode(answer)
 
     async def delete(self, queue: str) -> None:
-        """Deletes the consumer of a queue, which is created before its next pull."""
+        """Deletes the consumer of a queue, which is created before its next pull.
+
+        Raises:
+            NotNow: the cluster has no leader, and deletes nothing.
+        """
         self._created.discard(queue)
         with suppress(RequestTimeout):  # one without a leader is deleted, and nobody says so
-            await call_api(self._bus, f"CONSUMER.DELETE.{WORK_STREAM}.{durable_name(queue)}", {})
+            error = error_of(await call_api(self._bus, f"CONSUMER.DELETE.{WORK_STREAM}.{durable_name(queue)}", {}))
+            if error is not None and error.err_code in NOT_NOW:
+                raise NotNow(error.description)
 
 
 def durable_name(queue: str) -> str:

@@ -56,6 +56,8 @@ class ConsumerInfo(Reply):
     delivered: Position = msgspec.field(default_factory=Position)
     num_ack_pending: int = 0
     """Number of messages that were delivered and have not been acknowledged."""
+    paused: bool = False
+    """Whether somebody has paused it: it delivers nothing, also nothing again."""
 
 
 class RecordMessage(msgspec.Struct):

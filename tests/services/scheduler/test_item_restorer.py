@@ -58,6 +58,13 @@ async def test_the_request_of_an_item_that_was_stored_again_outlives_its_schedul
     assert len(await s.bus.store.pull_work(OWN, 1, expires=5)) == 1
 
 
+def test_a_request_is_in_the_queue_of_its_last_item() -> None:
+    work = WorkItem("r", "detok", (pack([5, 6]),), 1, Sampling(6), 0, 2e9)
+    request = Request.of(Item(b"", {}, "ack", 1, 1, 0.0), work, "queue")
+    request.note_delivery(Item(b"", {}, "ack", 2, 1, 0.0), work, OWN)
+    assert (request.number, request.queue) == (2, OWN)
+
+
 @pytest.mark.parametrize("reconnects", [False, True])
 async def test_a_scheduler_has_the_rights_to_store_an_item_again(
     monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
@@ -78,5 +85,6 @@ async def test_a_scheduler_has_the_rights_to_store_an_item_again(
         await asyncio.gather(running, return_exceptions=True)
         (item,) = await operator.store.pull_work(OWN, 1, expires=5)
         assert item.number == held["r"].number
+        assert held["r"].queue == OWN, "so that it does not hide one that stands in the first queue"
         for bus in (operator, scheduler):
             await bus.close()

@@ -206,6 +206,37 @@ async def test_a_queue_of_a_cluster_has_the_time_of_an_election(monkeypatch: pyt
         await until(lambda: anew == [ANYONE])
 
 
+async def test_a_queue_that_cannot_be_asked_keeps_its_time_and_a_refusal_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[int | BusUnavailable] = [1, BusUnavailable("no leader")]
+    refusals = [BusUnavailable("no leader"), BusUnavailable("no leader")]
+    mended = asyncio.Event()
+
+    async def pull_nothing(store: MemoryStore, queue: str, count: int, *, expires: float) -> list[Item]:
+        await asyncio.sleep(expires)
+        return []
+
+    async def undelivered(_: MemoryStore, queue: str) -> int:
+        answer = answers.pop(0) if answers else BusUnavailable("no leader")
+        if isinstance(answer, BusUnavailable):
+            raise answer
+        return answer
+
+    async def deliver_anew(_: MemoryStore, queue: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        mended.set()
+
+    monkeypatch.setattr(MemoryStore, "pull_work", pull_nothing)
+    monkeypatch.setattr(MemoryStore, "undelivered", undelivered)
+    monkeypatch.setattr(MemoryStore, "deliver_anew", deliver_anew)
+    async with scene() as s:
+        await s.bus.store.put_work(ANYONE, b"waits")
+        async with asyncio.timeout(PATIENCE):
+            await mended.wait()
+
+
 async def test_items_delivered_to_others_do_not_make_a_queue_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     anew: list[str] = []
 

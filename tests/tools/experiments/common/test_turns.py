@@ -12,12 +12,8 @@ def test_the_first_case_goes_first_in_every_other_round() -> None:
 
     cells = [Cell("s135", "pagewire", clients) for clients in (1, 8)]
     measure(cells, {name: partial(answer, name) for name in ("first", "second")}, 2)
-    assert asked == [("first", 1), ("second", 1), ("first", 8), ("second", 8)] + [
-        ("second", 1),
-        ("first", 1),
-        ("second", 8),
-        ("first", 8),
-    ]
+    one, other = ("first", "second"), ("second", "first")
+    assert asked == [(name, clients) for order in (one, other) for clients in (1, 8) for name in order]
     assert [cell.rates for cell in cells] == [
         {"first": [1.0, 6.0], "second": [2.0, 5.0]},
         {"first": [3.0, 8.0], "second": [4.0, 7.0]},
