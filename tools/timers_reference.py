@@ -183,7 +183,7 @@ KINDS = (
     Kind(
         "Memory of what has ended",
         "A client that sends its request again after so long has it computed again. A consumer that is gone, or "
-        "seems to be as its election lasts longer, is created again.",
+        "has had no leader for so long, is created again.",
         {
             "services/detokenizer/leaving_clients.py": ("REPEAT_WITHIN",),
             "services/detokenizer/state/registry.py": ("KEEP_ENDED",),

@@ -148,10 +148,9 @@ class WorkConsumer:
         """
         now, before = time.monotonic(), self._suspects
         waiting = [queue for queue in self._empty if self._lengths.get(queue, 0) > self.held(queue)]
-        suspect = await asyncio.gather(*map(self._is_suspect, waiting))
-        self._suspects = {
-            queue: before.get(queue, now) for queue, is_one in zip(waiting, suspect, strict=True) if is_one
-        }
+        answers = await asyncio.gather(*map(self._is_suspect, waiting))
+        suspects = [queue for queue, suspect in zip(waiting, answers, strict=True) if suspect]
+        self._suspects = {queue: before.get(queue, now) for queue in suspects}
         overdue = now - self.store.election_time
         standing = sorted(queue for queue, since in self._suspects.items() if queue in before and since <= overdue)
         for queue in standing:

@@ -22,7 +22,6 @@ from pagewire.shared.bus.jetstream import (
     NO_MESSAGE,
     NO_ROOM,
     NOT_FOUND,
-    UNAVAILABLE,
     Error,
     error_of,
     refusal,
@@ -89,8 +88,6 @@ class AdapterStore:
             error = error if other is not None and other.err_code == NOT_FOUND else other
         if error is not None and error.err_code == NO_ROOM:
             raise ConfigurationError(f"the broker has no room for adapters ({error.description}): lower adapter-store")
-        if error is not None and error.code == UNAVAILABLE:
-            raise StorageRefused(STREAM, error.description)
         if error is not None:
             raise refusal(STREAM, error)
 

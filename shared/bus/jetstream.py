@@ -14,6 +14,7 @@ from pagewire.shared.errors import (
     ConnectionLost,
     NoResponders,
     RequestTimeout,
+    StorageRefused,
 )
 
 API = "$JS.API"
@@ -65,12 +66,12 @@ class Reply(msgspec.Struct):
 
     error: Error | None = None
     cluster: Group | None = None
-    """Who has the stream or the consumer that the reply is about."""
+    """The servers that have the stream or the consumer that the reply is about; None: there is no cluster."""
 
     @property
     def leaderless(self) -> bool:
-        """Whether a cluster has no leader for what the reply is about: then another server answers, with what it has
-        or with an error."""
+        """Whether the stream or the consumer has no leader: then another server has answered, with what it knows or
+        with an error."""
         if self.error is not None:
             return self.error.err_code in NOT_NOW
         return self.cluster is not None and not self.cluster.leader
@@ -90,11 +91,14 @@ def reply_of(data: bytes) -> Reply:
 
 def error_of(data: bytes) -> Error | None:
     """Returns the error in a reply, None if there is none."""
-    return _reply.decode(data).error
+    return reply_of(data).error
 
 
-def refusal(stream: str, error: Error) -> ConfigurationError | BusUnavailable:
-    """Returns the error to raise when JetStream refuses a stream: `BusUnavailable` if that can change by itself."""
+def refusal(stream: str, error: Error) -> ConfigurationError | StorageRefused | BusUnavailable:
+    """Returns the error to raise when JetStream refuses a stream: a `ConfigurationError` if that cannot change by
+    itself."""
+    if error.code == UNAVAILABLE:
+        return StorageRefused(stream, error.description)
     reason = f"JetStream refuses the stream {stream}: {error.description}"
     if error.err_code == NO_CLUSTER:
         return ConfigurationError(f"{reason}: set --nats-replicas to 1, or give the URLs of a cluster")

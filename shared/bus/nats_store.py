@@ -208,7 +208,7 @@ class NatsStore(Store):
         state = await self._work_state({"subjects_filter": f"{subjects.WORK}.{queue}"})
         items = sum((state.subjects or {}).values())
         if before.error is not None or before.paused:
-            return items
+            return items  # without a leader, and while it is paused, it delivers nothing, also nothing again
         after = await self._consumers.info(queue)
         if before != after:
             return 0  # it has just delivered

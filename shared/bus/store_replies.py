@@ -57,7 +57,7 @@ class ConsumerInfo(Reply):
     num_ack_pending: int = 0
     """Number of messages that were delivered and have not been acknowledged."""
     paused: bool = False
-    """Whether somebody has paused it: it delivers nothing, also nothing again."""
+    """Whether somebody has paused it."""
 
 
 class RecordMessage(msgspec.Struct):

@@ -13,7 +13,6 @@ from pagewire.shared.bus.jetstream import (
     NO_JETSTREAM,
     NO_ROOM,
     NOT_FOUND,
-    UNAVAILABLE,
     refusal,
 )
 from pagewire.shared.bus.protocol import Bus
@@ -123,8 +122,6 @@ class StreamKeeper:
         if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
             reply = await self._call(f"STREAM.UPDATE.{name}", config)
             error = error if reply.error is not None and reply.error.err_code == NOT_FOUND else reply.error
-        if error is not None and error.code == UNAVAILABLE:
-            raise StorageRefused(name, error.description)
         if error is not None:
             raise refusal(name, error)
         self._settings[name] = reply.config

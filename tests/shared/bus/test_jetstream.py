@@ -7,8 +7,9 @@ import pytest
 from typing_extensions import override
 
 from pagewire.shared.bus import Headers, Message
-from pagewire.shared.bus.jetstream import LeaderSearch, reply_of
+from pagewire.shared.bus.jetstream import Error, LeaderSearch, refusal, reply_of
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import StorageRefused
 
 LED, LEADERLESS = {"cluster": {"leader": "one"}}, {"cluster": {"name": "c"}}
 ELECTING = {"error": {"code": 503, "err_code": 10008, "description": "unavailable"}}
@@ -29,6 +30,10 @@ class Answering(MemoryBus):
 @pytest.mark.parametrize(("answer", "leaderless"), [({}, False), (LED, False), (LEADERLESS, True), (ELECTING, True)])
 def test_a_reply_says_whether_there_is_a_leader(answer: dict[str, Any], *, leaderless: bool) -> None:
     assert reply_of(msgspec.json.encode(answer)).leaderless == leaderless
+
+
+def test_a_server_that_is_unavailable_is_no_fault_of_the_settings() -> None:
+    assert isinstance(refusal("S", Error("not now", 503, 10039)), StorageRefused)
 
 
 @pytest.mark.anyio

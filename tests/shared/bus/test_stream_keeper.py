@@ -132,6 +132,16 @@ async def test_a_queue_that_somebody_has_paused_delivers_again(scene: Scene) -> 
     assert [item.data for item in await store.pull_work(queue, 1, expires=5)] == [b"x"]
 
 
+async def test_an_item_that_nobody_renews_is_undelivered_while_its_queue_is_paused(scene: Scene) -> None:
+    store, queue = scene.store, "m.normal.any"
+    await store.put_work(queue, b"x")
+    (item,) = await store.pull_work(queue, 1, expires=5)
+    await scene.call(f"CONSUMER.PAUSE.{WORK_STREAM}.m-normal-any", pause_until="2100-01-01T00:00:00Z")
+    assert await store.undelivered(queue) == 1
+    await store.deliver_anew(queue)
+    assert [again.number for again in await store.pull_work(queue, 1, expires=5)] == [item.number]
+
+
 async def test_a_queue_whose_position_is_ahead_of_its_items_has_undelivered_ones(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,16 +24,19 @@ def prompt(number: int, tokens: int) -> list[int]:
     return [draw.randrange(1000, VOCABULARY - 1000) for _ in range(tokens)]
 
 
-def bodies(models: Sequence[str], count: int) -> list[dict[str, object]]:
-    """Returns the bodies of `count` requests for the `models` in turn: greedy, with other prompts each.
+def model_rate(port: int, models: Sequence[str], clients: int) -> float:
+    """Returns the generated tokens per second of greedy requests for the `models` in turn: one per client, `LEAST` at
+    least, each with a prompt of its own.
 
-    >>> [body["model"] for body in bodies(["a", "b"], 3)]
-    ['a', 'b', 'a']
+    Raises:
+        SystemExit: the server of this machine has refused one.
     """
     sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
-    return [
-        {"model": models[number % len(models)], "prompt": prompt(number, PROMPT), **sampling} for number in range(count)
+    bodies = [
+        {"model": models[number % len(models)], "prompt": prompt(number, PROMPT), **sampling}
+        for number in range(max(LEAST, clients))
     ]
+    return rate(port, bodies, clients)
 
 
 def rate(port: int, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:

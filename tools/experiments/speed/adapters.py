@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench.cpu_step import SHAPES
-from tools.experiments._common.completions import LEAST, bodies, rate
+from tools.experiments._common.completions import model_rate
 from tools.experiments._common.turns import Cell, measure
 from tools.experiments.other_servers.vllm.inputs import write_model
 from tools.experiments.other_servers.vllm.servers import PAGEWIRE, executable, serving
@@ -104,12 +104,8 @@ def _measure(server: str, command: Sequence[str], folder: Path, options: argpars
             has: opened.enter_context(serving(command, folder / "model", folder / f"{server}-{has}.log", arguments))[0]
             for has, arguments in ((False, []), (True, adapters))
         }
-        cases = {name: partial(_rate, ports[has], models) for name, (has, models) in CASES.items()}
+        cases = {name: partial(model_rate, ports[has], models) for name, (has, models) in CASES.items()}
         for answer in cases.values():  # nothing is measured cold
             answer(ADAPTERS)
         measure(cells, cases, options.rounds)
     return cells
-
-
-def _rate(port: int, models: Sequence[str], clients: int) -> float:
-    return rate(port, bodies(models, max(LEAST, clients)), clients)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench.cpu_step import SHAPES
-from tools.experiments._common.completions import LEAST, bodies, rate
+from tools.experiments._common.completions import model_rate
 from tools.experiments._common.turns import Cell, measure
 from tools.experiments.other_servers.vllm.inputs import write_model
 from tools.experiments.other_servers.vllm.servers import PAGEWIRE, executable, serving
@@ -59,7 +59,7 @@ def table(cells: Sequence[Cell]) -> list[str]:
 
 
 def bound_cores(ranks: int, cores: Sequence[int]) -> str:
-    """Returns as many of the cores for each rank, as vLLM's variable for them has it.
+    """Returns the value of `VLLM_CPU_OMP_THREADS_BIND` that gives each rank as many cores.
 
     >>> bound_cores(2, [0, 1, 4, 5])
     '0,1|4,5'
@@ -87,12 +87,8 @@ def _measure(folder: Path, options: argparse.Namespace) -> list[Cell]:
             )[0]
             for ranks in (1, options.ranks)
         }
-        one, several = (partial(_rate, ports[ranks]) for ranks in (1, options.ranks))
+        one, several = (partial(model_rate, ports[ranks], ["m"]) for ranks in (1, options.ranks))
         for answer in (one, several):  # nothing is measured cold
             answer(max(options.clients))
         measure(cells, {ONE: one, SEVERAL: several, AGAIN: one}, options.rounds)
     return cells
-
-
-def _rate(port: int, clients: int) -> float:
-    return rate(port, bodies(["m"], max(LEAST, clients)), clients)
